@@ -1,0 +1,1 @@
+"""Command line and everything that happens before a bundle exists."""

@@ -1,0 +1,1 @@
+"""Drafts: made from the target, or taken from elsewhere."""

@@ -1,0 +1,1 @@
+"""Recipes: one TOML a tested model."""

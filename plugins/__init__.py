@@ -1,0 +1,1 @@
+"""The fused ops: one folder an op, its meaning, its oracle, its kernels."""

@@ -1,0 +1,1 @@
+"""What the C++ kernels share, and where the built library is."""

@@ -1,0 +1,1 @@
+"""QuantizedEmbedding: rows of a quantized matrix."""

@@ -1,0 +1,1 @@
+"""QuantizedKVAttention: RoPE, cache update and attention over a quantized cache."""

@@ -1,0 +1,1 @@
+"""Loads pair bundles and decodes speculatively: numpy, onnxruntime and tokenizers only."""
