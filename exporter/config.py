@@ -1,0 +1,108 @@
+"""What a build is told: one frozen dataclass, kept whole in the manifest."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import Any
+
+from specexport.plugins.errors import InputError
+
+WEIGHTS = ("auto", "fp32", "int8", "int4")
+ACTIVATIONS = ("int8", "fp32")
+CACHE_DTYPES = ("auto", "int8", "f16")
+WEIGHT_GROUPS = (32, 64, 128)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BuildConfig:
+    """The whole configuration of one build.
+
+    Attributes:
+        model: Hub id, local directory, GGUF file or recipe name.
+        output: Directory of the bundle; must not exist unless ``force``.
+        draft: ``none``, ``ngram``, ``layers:N`` or another model.
+        weights: ``auto`` keeps blocks that the source has quantized already exactly as they are, and takes int8
+            in symmetric groups for everything else; ``int4`` has a minimum in each group.
+        group_size: Input channels that share one scale, where we quantize.
+        activations: int8 in groups of 32 inside the kernels, or fp32.
+        key_cache_dtype: Keys in the cache; ``auto`` is f16 with fp32 activations and int8 otherwise.
+        value_cache_dtype: Values in the cache, likewise.
+        kv_group_size: Channels of a head that share one scale in the cache; None picks 64, or what the head
+            dimension allows.
+        context_length: Hard maximum of positions; None is the model's own, but at most 8192.
+        num_assistant_tokens: Tokens to draft a round unless a request says otherwise.
+        compare_tokens: Tokens of the comparison that ends the build; 0 leaves it out, and the manifest says so.
+        fail_if: Gates of that comparison, beside the recipe's own.
+    """
+
+    model: str
+    output: pathlib.Path
+    draft: str = "ngram"
+    weights: str = "auto"
+    group_size: int = 32
+    activations: str = "int8"
+    key_cache_dtype: str = "auto"
+    value_cache_dtype: str = "auto"
+    kv_group_size: int | None = None
+    context_length: int | None = None
+    num_assistant_tokens: int = 4
+    compare_tokens: int = 1024
+    fail_if: tuple[str, ...] = ()
+    revision: str | None = None
+    cache_dir: pathlib.Path | None = None
+    offline: bool = False
+    trust_remote_code: bool = False
+    force: bool = False
+    dump_passes: pathlib.Path | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what no build could honour, before anything is read."""
+        _one_of("--weights", self.weights, WEIGHTS)
+        _one_of("--activations", self.activations, ACTIVATIONS)
+        _one_of("--key-cache-dtype", self.key_cache_dtype, CACHE_DTYPES)
+        _one_of("--value-cache-dtype", self.value_cache_dtype, CACHE_DTYPES)
+        _one_of("--group-size", self.group_size, WEIGHT_GROUPS)
+        _within("--kv-group-size", self.kv_group_size, 8, 256)
+        _within("--context-length", self.context_length, 2, None)
+        _within("--num-assistant-tokens", self.num_assistant_tokens, 0, 64)
+        _within("--compare-tokens", self.compare_tokens, 0, None)
+
+    @property
+    def activation_bits(self) -> int:
+        """Bits of the activations inside QuantizedLinear: 8 or 32."""
+        return 8 if self.activations == "int8" else 32
+
+    @property
+    def key_bits(self) -> int:
+        """Bits of a key in the cache: 8 or 16."""
+        return self._cache_bits(self.key_cache_dtype)
+
+    @property
+    def value_bits(self) -> int:
+        """Bits of a value in the cache: 8 or 16."""
+        return self._cache_bits(self.value_cache_dtype)
+
+    def to_json(self) -> dict[str, Any]:
+        """The configuration for the manifest, paths as text."""
+        fields = dataclasses.asdict(self)
+        return {
+            name: str(value) if isinstance(value, pathlib.Path) else list(value) if isinstance(value, tuple) else value
+            for name, value in fields.items()
+        }
+
+    def _cache_bits(self, dtype: str) -> int:
+        if dtype == "auto":
+            return 8 if self.activations == "int8" else 16
+        return 8 if dtype == "int8" else 16
+
+
+def _one_of(option: str, value: object, allowed: tuple[object, ...]) -> None:
+    if value not in allowed:
+        raise InputError(f"{option} is {value!r}; it can be {', '.join(map(str, allowed))}")
+
+
+def _within(option: str, value: int | None, low: int, high: int | None) -> None:
+    if value is not None and (value < low or (high is not None and value > high)):
+        limit = f"at least {low}" if high is None else f"between {low} and {high}"
+        raise InputError(f"{option} is {value}; it must be {limit}")
