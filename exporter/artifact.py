@@ -67,7 +67,13 @@ class WeightsFile:
             raise ValueError(f"{name!r} wrote {length} bytes where its shape and type ask for {tensor.nbytes}")
         self._on_bytes(length)
         reference = ir.ExternalTensor(
-            self.path.name, offset, length, tensor.dtype, shape=ir.Shape(tensor.shape), name=name, base_dir=self.path.parent
+            self.path.name,
+            offset,
+            length,
+            tensor.dtype,
+            shape=ir.Shape(tensor.shape),
+            name=name,
+            base_dir=self.path.parent,
         )
         self._written[name] = reference
         return reference

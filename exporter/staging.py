@@ -26,7 +26,9 @@ def check_destination(destination: pathlib.Path, *, force: bool) -> None:
     if destination.exists():
         if not force:
             raise InputError(f"{destination} exists already; choose another --output or pass --force to replace it")
-        is_bundle = destination.is_dir() and ((destination / "manifest.json").is_file() or not any(destination.iterdir()))
+        is_bundle = destination.is_dir() and (
+            (destination / "manifest.json").is_file() or not any(destination.iterdir())
+        )
         if not is_bundle:
             raise InputError(f"{destination} is not a bundle (no manifest.json in it), so --force will not replace it")
     parent = destination.absolute().parent

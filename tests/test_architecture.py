@@ -45,7 +45,8 @@ def test_the_walk_sees_a_wrong_import(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["specexport.runtime", "specexport.runtime.pair", "specexport.runtime.manifest", "specexport.exporter.cli"]
+    "module",
+    ["specexport.runtime", "specexport.runtime.pair", "specexport.runtime.manifest", "specexport.exporter.cli"],
 )
 def test_the_runtime_needs_no_export_library(module: str) -> None:
     block = f"import sys\nfor name in {FORBIDDEN_AT_RUN_TIME!r}: sys.modules[name] = None\nimport {module}\n"
@@ -70,11 +71,7 @@ def test_every_room_is_in_the_package() -> None:
     table = (ROOT / "pyproject.toml").read_text()
     for room in MAY_IMPORT:
         assert f'"specexport/{room}" = "{room}"' in table
-    missing = [
-        folder
-        for folder in {path.parent for path in SOURCES}
-        if not (folder / "__init__.py").is_file()
-    ]
+    missing = [folder for folder in {path.parent for path in SOURCES} if not (folder / "__init__.py").is_file()]
     assert missing == []
 
 

@@ -4,11 +4,12 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 import pytest
+
 from specexport.exporter.artifact import WeightsFile, weight_bytes, write_graph
 
 
 def graph_of(tensors: dict[str, ir.TensorProtocol]) -> ir.Model:
-    """y = sum over the tensors of row ``row``."""
+    """A graph whose y is the sum over the tensors of row ``row``."""
     row = ir.Input("row", shape=ir.Shape([1]), type=ir.TensorType(ir.DataType.INT64))
     nodes, total = [], None
     initializers = []
@@ -68,5 +69,7 @@ def test_more_than_two_gigabytes(tmp_path):
         write_graph(model, tmp_path / "large.onnx", weights)
     assert (tmp_path / "weights.bin").stat().st_size > 2 << 30
     assert (tmp_path / "large.onnx").stat().st_size < 1 << 20
-    np.testing.assert_array_equal(run(tmp_path / "large.onnx", part[0] - 1), np.full((1, 64), sum(range(9)), np.float32))
+    np.testing.assert_array_equal(
+        run(tmp_path / "large.onnx", part[0] - 1), np.full((1, 64), sum(range(9)), np.float32)
+    )
     (tmp_path / "weights.bin").unlink()

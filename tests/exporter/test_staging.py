@@ -4,6 +4,7 @@ import errno
 import pathlib
 
 import pytest
+
 from specexport.exporter.staging import BuildError, staged_directory
 from specexport.plugins.errors import InputError
 
@@ -29,7 +30,10 @@ def test_whatever_ends_a_build_early_leaves_nothing(tmp_path, interruption):
 
 
 def test_a_full_disk_is_one_clear_error(tmp_path):
-    with pytest.raises(BuildError, match="is full .* nothing was kept"), staged_directory(tmp_path / "pair", force=False):
+    with (
+        pytest.raises(BuildError, match=r"is full .* nothing was kept"),
+        staged_directory(tmp_path / "pair", force=False),
+    ):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert names(tmp_path) == []
 
