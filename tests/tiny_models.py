@@ -142,7 +142,7 @@ def build(arch: str, seed: int = 0, **overrides: Any) -> Any:
 
 
 def save(arch: str, directory: pathlib.Path, seed: int = 0, **overrides: Any) -> pathlib.Path:
-    """Write ``build(arch)`` as a Hugging Face directory with a byte-level tokenizer; returns the directory."""
+    """Write ``build(arch)`` as a Hugging Face directory with a byte-level tokenizer."""
     import transformers
 
     model = build(arch, seed, **overrides)
@@ -156,7 +156,7 @@ def save(arch: str, directory: pathlib.Path, seed: int = 0, **overrides: Any) ->
 
 
 def save_tokenizer(directory: pathlib.Path) -> None:
-    """Write ``tokenizer.json`` (one id a byte, 256 ids), ``tokenizer_config.json`` and ``chat_template.jinja``."""
+    """Write a tokenizer of 256 byte ids: its json, its configuration and a chat template."""
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers
 
