@@ -54,8 +54,10 @@ def read_checkpoint(directory: pathlib.Path) -> Checkpoint:
     for suffix, stem in (("safetensors", "model"), ("bin", "pytorch_model")):
         index = directory / f"{stem}.{suffix}.index.json"
         single = directory / f"{stem}.{suffix}"
+        files: tuple[pathlib.Path, ...]
+        weight_map: dict[str, str] | None = None
         if single.is_file():
-            files, weight_map = (single,), None
+            files = (single,)
         elif index.is_file():
             files, weight_map = _indexed(index)
         else:

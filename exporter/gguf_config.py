@@ -130,4 +130,4 @@ def llama3_factors(channels: int, parameters: dict[str, Any]) -> np.ndarray[Any,
     turns = parameters["original_max_position_embeddings"] * frequencies / (2 * np.pi)
     low, high, factor = (parameters[key] for key in ("low_freq_factor", "high_freq_factor", "factor"))
     smooth = np.clip((turns - low) / (high - low), 0, 1)
-    return 1 / ((1 - smooth) / factor + smooth)
+    return np.asarray(1 / ((1 - smooth) / factor + smooth), np.float64)

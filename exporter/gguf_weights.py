@@ -84,8 +84,9 @@ class GGUFWeights:
         if entry.rows is None:
             return raw
         if len(entry.tensor.shape) == 1:  # A vector is one row of bytes; its elements are what moves.
-            return raw.reshape(len(entry.rows), -1)[entry.rows].reshape(1, -1)
-        return raw[entry.rows]
+            raw = raw.reshape(len(entry.rows), -1)
+            return np.asarray(raw[entry.rows]).reshape(1, -1)
+        return np.asarray(raw[entry.rows])
 
 
 def rotary_rows(rows: int, heads: int) -> np.ndarray[Any, np.dtype[np.intp]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specexport.exporter.gguf_config import gguf_config
 from specexport.exporter.gguf_file import read_gguf
@@ -59,7 +59,8 @@ def load_reference(source: Source, config: transformers.PretrainedConfig) -> tor
 
     if source.kind == "gguf":
         return _reference_from_store(open_weights(source, config), config)
-    model, report = transformers.AutoModelForCausalLM.from_pretrained(
+    factory: Any = transformers.AutoModelForCausalLM
+    model, report = factory.from_pretrained(
         source.path,
         config=copy.deepcopy(config),
         dtype=torch.float32,
@@ -105,14 +106,14 @@ def _reference_from_store(store: WeightStore, config: transformers.PretrainedCon
     import transformers
     from transformers.initialization import no_init_weights
 
+    factory: Any = transformers.AutoModelForCausalLM
     with no_init_weights():  # Random values that would be overwritten at once.
-        model: torch.nn.Module = transformers.AutoModelForCausalLM.from_config(
-            copy.deepcopy(config), dtype=torch.float32, attn_implementation="eager"
-        )
-    model.tie_weights()  # type: ignore[operator]
+        model = factory.from_config(copy.deepcopy(config), dtype=torch.float32, attn_implementation="eager")
+    model.tie_weights()
     with torch.no_grad():
         for name, tensor in model.state_dict(keep_vars=True).items():
             if store.canonical(name) == name:
                 # torch.from_numpy wants memory that it may write to.
                 tensor.copy_(torch.from_numpy(store.get(name).copy()))
-    return model.eval()
+    reference: torch.nn.Module = model.eval()
+    return reference

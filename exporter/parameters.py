@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -50,9 +50,10 @@ def meta_model(config: transformers.PretrainedConfig, trust_remote_code: bool = 
     import torch
     import transformers
 
+    factory: Any = transformers.AutoModelForCausalLM
     with torch.device("meta"):
         # Building writes into the configuration, so it gets its own.
-        model: torch.nn.Module = transformers.AutoModelForCausalLM.from_config(
+        model: torch.nn.Module = factory.from_config(
             copy.deepcopy(config), trust_remote_code=trust_remote_code, attn_implementation="eager"
         )
     return model

@@ -187,7 +187,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any] | None:
 def _needs_code(config: dict[str, Any]) -> bool:
     if not isinstance(config.get("auto_map"), dict):
         return False
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    from transformers import CONFIG_MAPPING
 
     # Some repositories carry code for a model that transformers has learned since; then its own class is used.
-    return config.get("model_type") not in CONFIG_MAPPING_NAMES
+    return config.get("model_type") not in CONFIG_MAPPING
