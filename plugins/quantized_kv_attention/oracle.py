@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from specexport.plugins.quantized_kv_attention.spec import QuantizedKVAttentionAttributes
 
-Array = npt.NDArray[np.generic]
+Array = npt.NDArray[Any]
 
 
 def _rms_norm(x: Array, weight: Array | None, epsilon: float) -> Array:
     if weight is None:
         return x
     wide = x.astype(np.float64)
-    return (wide / np.sqrt(np.mean(wide**2, -1, keepdims=True) + epsilon) * weight).astype(np.float32)
+    normed: Array = wide / np.sqrt(np.mean(wide**2, -1, keepdims=True) + epsilon) * weight
+    return normed.astype(np.float32)
 
 
 def rotate(x: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
@@ -58,9 +60,10 @@ def _attend(q: Array, keys: Array, values: Array, sink: float | None, a: Quantiz
     if a.softcap:
         scores = np.tanh(scores / a.softcap) * a.softcap
     logits = scores if sink is None else np.append(scores, sink)
-    weights = np.exp(logits - logits.max())
-    weights = (weights / weights.sum())[: len(scores)]
-    return weights @ values
+    powers = np.exp(logits - logits.max())
+    weights: Array = (powers / powers.sum())[: len(scores)]
+    y: Array = weights @ values
+    return y
 
 
 def oracle(inputs: Mapping[str, Array | None], attributes: Mapping[str, int | float]) -> dict[str, Array]:

@@ -84,8 +84,8 @@ def random_inputs(
         else:
             scale_shape = (*shape[:3], head_dim // groups[side])
             inputs[f"{side}_cache"] = rng.integers(-127, 128, shape).astype(np.int8)
-            held = rng.uniform(0.5, 3.0, scale_shape) / 127
-            inputs[f"{side}_scale"] = np.where(unused, np.nan, held).astype(np.float16)
+            scales = rng.uniform(0.5, 3.0, scale_shape) / 127
+            inputs[f"{side}_scale"] = np.where(unused, np.nan, scales).astype(np.float16)
     attributes: dict[str, int | float] = {
         "q_num_heads": q_num_heads,
         "kv_num_heads": kv_num_heads,
