@@ -36,6 +36,6 @@ def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 def uniforms(seed: npt.ArrayLike, position: npt.ArrayLike, purpose: Purpose) -> npt.NDArray[np.float64]:
     """Uniform numbers in [0, 1), float64 in the broadcast shape of ``seed`` and ``position``."""
-    word = _mix(np.atleast_1d(np.asarray(seed)).astype(np.uint64) + np.uint64(purpose) * _MIX_2)
+    word = _mix(np.atleast_1d(np.asarray(seed)).astype(np.uint64) ^ (np.uint64(purpose) << np.uint64(56)))
     word = _mix(word + np.atleast_1d(np.asarray(position)).astype(np.uint64))
     return (_mix(word) >> np.uint64(11)).astype(np.float64) * 2.0**-53
