@@ -28,6 +28,10 @@ def finish(model: ir.Model, module: torch.nn.Module) -> ir.Model:
         assert value.name is not None
         name = value.name.removeprefix(_PREFIX)
         if name not in canonical:
+            # Buffers: rotary tables under the rotary module's name, the rest as torch has them.
+            del graph.initializers[value.name]
+            value.name = name.replace("specexport_", "")
+            graph.initializers[value.name] = value
             continue
         first = canonical[name]
         tensor = value.const_value
