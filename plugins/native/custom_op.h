@@ -81,6 +81,12 @@ class Shape {
     for (size_t i = 0; i < rank_; i++) n *= dims_[i];
     return n;
   }
+  // This shape and one further, last dimension.
+  Shape with(int64_t last) const {
+    Shape longer = *this;
+    longer.dims_[longer.rank_++] = last;
+    return longer;
+  }
   bool operator==(const Shape& other) const {
     return rank_ == other.rank_ && std::memcmp(dims_, other.dims_, rank_ * sizeof dims_[0]) == 0;
   }

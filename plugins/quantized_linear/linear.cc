@@ -1,0 +1,83 @@
+#include "quantized_linear/linear.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+#include "cpu_features.h"
+#include "thread_pool.h"
+
+#define SPECEXPORT_KERNEL_SOURCE "quantized_linear/kernels.inl"
+#include "for_each_isa.h"
+
+namespace specexport {
+namespace {
+
+const LinearKernels& kernels() {
+  switch (isa()) {
+#if defined(__x86_64__)
+    case Isa::kAvx512Vnni:
+      return avx512_vnni::kLinearKernels;
+    case Isa::kAvx2:
+      return avx2::kLinearKernels;
+#endif
+    default:
+      return portable::kLinearKernels;
+  }
+}
+
+// Memory of the calling thread that grows to what its largest call needs and is then kept.
+class Scratch {
+ public:
+  uint8_t* reserve(size_t bytes) {
+    if (bytes > size_) {
+      data_.reset();
+      size_ = 0;
+      const size_t rounded = (bytes + 4095) / 4096 * 4096;
+      void* data = std::aligned_alloc(64, rounded);
+      if (data == nullptr) throw std::bad_alloc();
+      data_.reset(static_cast<uint8_t*>(data));
+      size_ = rounded;
+    }
+    return data_.get();
+  }
+
+ private:
+  struct Free {
+    void operator()(uint8_t* data) const { std::free(data); }
+  };
+  std::unique_ptr<uint8_t, Free> data_;
+  size_t size_ = 0;
+};
+
+// Rows that threads share out among themselves when there are at least this many values.
+constexpr int64_t kValuesPerThread = 8192;
+
+}  // namespace
+
+void run_linear(const LinearConfig& config, const LinearTensors& tensors) {
+  static thread_local Scratch scratch;
+  const LinearKernels& run = kernels();
+  const int64_t k = config.in_features;
+  for (int64_t first = 0; first < tensors.rows; first += kRowsAtOnce) {
+    PreparedRows rows;
+    rows.first = first;
+    rows.count = std::min<int64_t>(kRowsAtOnce, tensors.rows - first);
+    if (config.activation_bits == 8) {
+      const size_t integer_bytes = (rows.count * k + 63) / 64 * 64;
+      uint8_t* memory = scratch.reserve(integer_bytes + rows.count * rows.scales_per_row(config) * sizeof(float));
+      rows.integers = reinterpret_cast<int8_t*>(memory);
+      rows.scales = reinterpret_cast<float*>(memory + integer_bytes);
+    } else if (config.norm != Norm::kNone) {
+      rows.reals = reinterpret_cast<float*>(scratch.reserve(rows.count * k * sizeof(float)));
+    }
+    if (config.activation_bits == 8 || config.norm != Norm::kNone) {
+      parallel_for(rows.count, std::max<int64_t>(1, kValuesPerThread / k),
+                   [&](int64_t begin, int64_t end) { run.prepare(config, tensors, rows, begin, end); });
+    }
+    parallel_for(config.units(), [&](int64_t begin, int64_t end) { run.multiply(config, tensors, rows, begin, end); });
+  }
+}
+
+}  // namespace specexport

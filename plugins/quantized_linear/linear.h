@@ -1,0 +1,79 @@
+// QuantizedLinear without ONNX Runtime: what one node computes, and running it over rows.
+#pragma once
+
+#include <cstdint>
+
+namespace specexport {
+
+enum class Norm { kNone, kRms, kLayer };
+enum class Activation { kNone, kSilu, kGelu, kGeluTanh, kRelu };
+
+constexpr int kTile = 16;          // outputs of a weight tile
+constexpr int kGroup = 32;         // input features that share an activation scale
+constexpr int kRowBlock = 8;       // rows whose sums one pass over a tile holds in registers
+constexpr int kRowsAtOnce = 256;   // rows prepared together: what then stays in the cache beside the tiles
+
+// One node's constants.
+struct LinearConfig {
+  int64_t in_features = 0;
+  int64_t out_features = 0;
+  int bits = 4;  // of weights: 4, 8 or 32
+  int group_size = 32;
+  bool has_minimum = false;
+  int activation_bits = 8;  // 8 or 32
+  Norm norm = Norm::kNone;
+  float epsilon = 1e-5f;
+  Activation activation = Activation::kNone;
+  bool gated = false;
+
+  // Columns of y.
+  int64_t outputs() const { return gated ? out_features / 2 : out_features; }
+  // Work for threads: a tile, or a pair of them when gated.
+  int64_t units() const { return (outputs() + kTile - 1) / kTile; }
+  int tiles_per_unit() const { return gated ? 2 : 1; }
+  int64_t tile_bytes() const {
+    if (bits == 32) return in_features * kTile * 4;
+    const int64_t groups = in_features / group_size;
+    return (has_minimum ? groups : (groups + 1) / 2) * 64 + in_features * kTile * bits / 8;
+  }
+  int64_t packed_bytes() const { return units() * tiles_per_unit() * tile_bytes(); }
+};
+
+// The tensors of one call; absent optional ones are null.
+struct LinearTensors {
+  const float* x = nullptr;         // [rows, in_features]
+  const uint8_t* packed = nullptr;  // [packed_bytes], in pack.py's order
+  const float* bias = nullptr;      // [out_features]
+  const float* norm_weight = nullptr;
+  const float* norm_bias = nullptr;
+  const float* residual = nullptr;  // [rows, outputs]
+  float* y = nullptr;               // [rows, outputs]
+  int64_t rows = 0;
+};
+
+// y = residual + act(W quantized(norm(x)) + bias). A row of y depends on nothing but its own row of x, bit for bit.
+// Calls by several threads at once are fine. Throws std::bad_alloc.
+void run_linear(const LinearConfig& config, const LinearTensors& tensors);
+
+// Rows of x, ready for the dot products. Quantized rows lie in blocks of kRowBlock (the last one may be smaller, R rows):
+// of block b the integers start at `integers + b * kRowBlock * in_features` as [K/32][R][32] int8 and what belongs to them
+// at `scales + b * kRowBlock * (in_features / 32) * 3` as [K/32][3][R]: scale, scale times the sum of the integers, and
+// (as int32) what a group's dot product starts from, to undo the weights' unsigned offset.
+struct PreparedRows {
+  int8_t* integers = nullptr;
+  float* scales = nullptr;
+  float* reals = nullptr;         // [rows, in_features], for activations of 32 bits
+  int64_t first = 0;              // of the call's rows
+  int64_t count = 0;              // at most kRowsAtOnce
+  int64_t scales_per_row(const LinearConfig& config) const { return config.in_features / kGroup * 3; }
+};
+
+// One instruction set's code.
+struct LinearKernels {
+  // Norms and quantizes rows [begin, end) of `rows`.
+  void (*prepare)(const LinearConfig&, const LinearTensors&, const PreparedRows& rows, int64_t begin, int64_t end);
+  // Computes the outputs of units [begin, end) for all of `rows`.
+  void (*multiply)(const LinearConfig&, const LinearTensors&, const PreparedRows& rows, int64_t begin, int64_t end);
+};
+
+}  // namespace specexport
