@@ -68,14 +68,20 @@ def compare_pair(
     draft_comparison = None
     if draft is not None and draft.engine is not None:
         if draft_reference is None and draft.kind == "layers":
-            draft_reference = _cut(reference, draft.layers)
+            draft_reference = cut_reference(reference, draft.layers)
         if draft_reference is None:
             raise InputError(
                 f"the draft is another model ({draft.engine.model.source}); give its fp32 reference as well"
             )
-        windows = tuple(ids[: pair.draft.context_length] for ids in text.windows)
-        draft_comparison = _compare_role(pair.draft, as_reference(draft_reference), windows, chosen, progress, "draft")
-    generation = _compare_generation(pair, truth, text.prompts, chosen, progress)
+        windows = tuple(ids[: pair.draft.engine.context_length] for ids in text.windows)
+        draft_comparison = _compare_role(
+            pair.draft.engine, as_reference(draft_reference), windows, chosen, progress, "draft"
+        )
+    generation = None
+    if target.figures.nonfinite_rows:
+        progress.note("the target's logits are not finite, so no generated ids are compared")
+    else:
+        generation = _compare_generation(pair, truth, text.prompts, chosen, progress)
     return Comparison(
         reference=reference_name or manifest.target.model.source,
         text=text.source,
@@ -144,17 +150,25 @@ def _as_text(pair: Any, text: Sequence[int] | str | None) -> CompareText:
     manifest = pair.manifest
     window = min(1024, manifest.target.context_length)
     bos = manifest.tokens.bos_token_id
+    if pair.tokenizer is None and text is not None and not isinstance(text, str):
+        return CompareText("given ids", cut_windows(text, window=window, tokens=None, bos_token_id=bos), ())
     shipped = load_text(pair.tokenizer, window=window, bos_token_id=bos)
     if text is None:
         return shipped
-    ids = pair.tokenizer.encode(text) if isinstance(text, str) else list(text)
+    ids = pair.tokenizer.encode(text) if isinstance(text, str) else text
     windows = cut_windows(ids, window=window, tokens=None, bos_token_id=bos)
     return CompareText("given text" if isinstance(text, str) else "given ids", windows, shipped.prompts)
 
 
-def _cut(reference: Model, layers: int | None) -> Model:
+def cut_reference(reference: Model, layers: int | None) -> Model:
+    """The reference's first ``layers`` decoder layers as a model of its own, sharing the parameters."""
+    import copy
+
+    import torch
+
     from specexport.exporter.draft.layers import cut_layers
 
-    if layers is None:
-        raise InputError("the manifest does not say how many layers the draft has; rebuild the bundle")
-    return cut_layers(reference, layers)
+    if layers is None or not isinstance(reference, torch.nn.Module):
+        raise InputError(f"no reference can be cut to the draft's {layers} layers; pass draft_reference")
+    tensors = [*reference.parameters(), *reference.buffers()]
+    return cut_layers(copy.deepcopy(reference, {id(tensor): tensor for tensor in tensors}), layers)

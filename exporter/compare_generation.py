@@ -17,7 +17,7 @@ class PairLike(Protocol):
 
     @property
     def tokenizer(self) -> Any:
-        """Has ``encode(text)``, ``decode(ids)`` and ``render_chat(messages)``."""
+        """Has ``decode(ids)``; None where a bundle has no tokenizer."""
         ...
 
     def generate(self, prompt: Any, **options: Any) -> Any:
@@ -113,7 +113,8 @@ def compare_prompt(
 
     Ids from ``vocab_size`` on (the contract's masked tail) are never emitted, so the reference may not choose them.
     """
-    settings = {"max_new_tokens": max_new_tokens, "do_sample": False}
+    # A penalty in the model's generation_config.json would change even greedy ids, and the reference has none.
+    settings = {"max_new_tokens": max_new_tokens, "do_sample": False, "repetition_penalty": 1.0}
     plain = _ids(pair.generate(prompt.tolist(), num_assistant_tokens=0, **settings).token_ids)
     drafted = _ids(pair.generate(prompt.tolist(), **settings).token_ids) if speculative else None
 
@@ -134,7 +135,10 @@ def compare_prompt(
         common = matched_prefix(drafted, plain)
         row = logits[min(common, len(logits) - 1)]
         speculative_difference = _difference(common, _at(plain, common), _at(drafted, common), row, tie_margin)
-    decode = pair.tokenizer.decode
+
+    def decode(ids: Sequence[int]) -> str:
+        return "" if pair.tokenizer is None else str(pair.tokenizer.decode(list(ids)))
+
     return PromptGeneration(
         prompt=decode(prompt.tolist()),
         prompt_tokens=len(prompt),
@@ -144,9 +148,9 @@ def compare_prompt(
         matched=matched,
         difference=difference,
         speculative_difference=speculative_difference,
-        plain_text=decode(list(plain)),
-        speculative_text=None if drafted is None else decode(list(drafted)),
-        reference_text=decode(list(reference_ids)),
+        plain_text=decode(plain),
+        speculative_text=None if drafted is None else decode(drafted),
+        reference_text=decode(reference_ids),
     )
 
 

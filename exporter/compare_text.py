@@ -32,8 +32,13 @@ class TokenizerLike(Protocol):
         """Ids of a text."""
         ...
 
-    def render_chat(self, messages: Any) -> str:
-        """A conversation as one text, by the model's chat template."""
+    @property
+    def chat(self) -> Any:
+        """The chat template, None if the model has none."""
+        ...
+
+    def encode_chat(self, messages: Any) -> list[int]:
+        """Ids of a conversation, by the model's chat template."""
         ...
 
 
@@ -156,14 +161,13 @@ def encode_prompt(tokenizer: TokenizerLike, prompt: str | list[dict[str, str]]) 
     """Ids of a prompt; a conversation goes through the chat template, or is joined where the model has none."""
     if isinstance(prompt, str):
         return list(tokenizer.encode(prompt))
-    try:
-        return list(tokenizer.encode(tokenizer.render_chat(prompt)))
-    except InputError:
+    if tokenizer.chat is None:
         return list(tokenizer.encode("\n".join(message["content"] for message in prompt)))
+    return list(tokenizer.encode_chat(prompt))
 
 
 def load_text(
-    tokenizer: TokenizerLike,
+    tokenizer: TokenizerLike | None,
     *,
     text: pathlib.Path | None = None,
     prompts: pathlib.Path | None = None,
@@ -184,10 +188,12 @@ def load_text(
         generation_prompts: How many prompts to continue.
 
     Raises:
-        InputError: Both files are given, or one cannot be used.
+        InputError: Both files are given, one cannot be used, or there is no tokenizer.
     """
     if text is not None and prompts is not None:
         raise InputError("--text and --prompts exclude each other; give one")
+    if tokenizer is None:
+        raise InputError("this bundle has no tokenizer, so no text can be compared on; pass token ids in Python")
     if prompts is None:
         content = default_text() if text is None else read_text(text)
         windows = cut_windows(tokenizer.encode(content), window=window, tokens=tokens, bos_token_id=bos_token_id)

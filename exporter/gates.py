@@ -105,18 +105,27 @@ def parse_gate(text: str) -> Gate:
     return Gate(text.strip(), model, field, match["operator"], limit / 100 if match["percent"] else limit)
 
 
+def check_gates(gates: Sequence[Gate], *, has_draft: bool) -> None:
+    """Refuse gates that this bundle can never answer, before anything is measured.
+
+    Raises:
+        InputError: A gate asks for a draft model, and the bundle has none.
+    """
+    for gate in gates:
+        if gate.model == "draft" and not has_draft:
+            raise InputError(f"gate {gate.text!r}: this bundle has no draft model to compare; remove the gate")
+
+
 def evaluate_gates(gates: Sequence[Gate], comparison: Mapping[str, Any]) -> list[GateResult]:
     """Check gates against ``Comparison.to_json()``; a missing, null or NaN value fails its gate.
 
     Raises:
         InputError: A gate asks for a draft model, and the bundle has none.
     """
+    check_gates(gates, has_draft=comparison.get("draft") is not None)
     results = []
     for gate in gates:
-        figures = comparison.get(gate.model)
-        if figures is None:
-            raise InputError(f"gate {gate.text!r}: this bundle has no {gate.model} model to compare; remove the gate")
-        found = figures.get(gate.field)
+        found = comparison[gate.model].get(gate.field)
         value = math.nan if found is None else float(found)
         failed = math.isnan(value) or _OPERATORS[gate.operator](value, gate.limit)
         results.append(GateResult(gate, value, not failed))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import html
 import importlib.resources
+import json
+import pathlib
 import string
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,6 +26,14 @@ def render_report(comparison: Json, title: str = "Exported against eager") -> st
     template = importlib.resources.files("specexport.exporter").joinpath("report_template.html")
     page = string.Template(template.read_text("utf-8"))
     return page.substitute(title=_escape(title), body="\n".join(part for part in parts if part))
+
+
+def write_report(comparison: Json, page: pathlib.Path, title: str = "Exported against eager") -> None:
+    """Write the page, and the JSON that it shows beside it, under the same name."""
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(render_report(comparison, title), "utf-8")
+    text = json.dumps(comparison, indent=2, allow_nan=False, ensure_ascii=False)
+    page.with_suffix(".json").write_text(text + "\n", "utf-8")
 
 
 def _header(comparison: Json, title: str) -> str:

@@ -92,8 +92,10 @@ class FakeTokenizer:
     def decode(self, ids: list[int]) -> str:
         return "".join(chr(97 + token % 26) if token != 3 else "<b>" for token in ids)
 
-    def render_chat(self, messages: Any) -> str:
-        return "".join(f"{message['role']}:{message['content']}" for message in messages)
+    chat: Any = "a template"
+
+    def encode_chat(self, messages: Any) -> list[int]:
+        return self.encode("".join(f"<{message['role']}>{message['content']}" for message in messages))
 
 
 @dataclasses.dataclass
@@ -114,10 +116,8 @@ class FakePair:
             contract=space(vocab_size=VOCAB),
         )
 
-    def generate(
-        self, prompt: list[int], *, max_new_tokens: int, num_assistant_tokens: int = 3, do_sample: bool
-    ) -> Any:
-        assert not do_sample
+    def generate(self, prompt: list[int], *, max_new_tokens: int, num_assistant_tokens: int = 3, **options: Any) -> Any:
+        assert options == {"do_sample": False, "repetition_penalty": 1.0}
         cache = self.target.new_cache()
         produced: list[int] = []
         block = list(prompt)

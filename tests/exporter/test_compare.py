@@ -189,10 +189,12 @@ def test_the_json_has_its_keys_and_gates_decide() -> None:
 
 
 def test_a_layers_draft_is_compared_with_the_reference_cut_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = FakePair(FakeEngine(), draft=FakeEngine(noise=0.2))
+    pair = FakePair(FakeEngine(), draft=types.SimpleNamespace(engine=FakeEngine(noise=0.2)))
     pair.manifest.draft = types.SimpleNamespace(kind="layers", engine=object(), num_assistant_tokens=2, layers=6)
     asked = []
-    monkeypatch.setattr("specexport.exporter.compare._cut", lambda model, layers: asked.append(layers) or model)
+    monkeypatch.setattr(
+        "specexport.exporter.compare.cut_reference", lambda model, layers: asked.append(layers) or model
+    )
     found = pair_comparison(pair)
     assert asked == [6]
     assert found.draft.figures.kl_mean > found.target.figures.kl_mean == 0.0
@@ -200,7 +202,7 @@ def test_a_layers_draft_is_compared_with_the_reference_cut_to_it(monkeypatch: py
 
 
 def test_a_model_draft_needs_its_reference() -> None:
-    pair = FakePair(FakeEngine(), draft=FakeEngine())
+    pair = FakePair(FakeEngine(), draft=types.SimpleNamespace(engine=FakeEngine()))
     engine = types.SimpleNamespace(model=types.SimpleNamespace(source="small"))
     pair.manifest.draft = types.SimpleNamespace(kind="model", engine=engine, num_assistant_tokens=2, layers=None)
     with pytest.raises(InputError, match=r"another model \(small\)"):
