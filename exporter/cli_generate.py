@@ -59,7 +59,7 @@ def generate(
         if num_assistant_tokens:
             raise click.UsageError("--no-speculation and --num-assistant-tokens contradict each other")
         num_assistant_tokens = 0
-    text = click.get_text_stream("stdin").read() if prompt == "-" else prompt
+    text = sys.stdin.read() if prompt == "-" else prompt
     pair = load(bundle, num_threads=num_threads, verify=not no_verify, allow_failed=allow_failed)
     messages = [{"role": "system", "content": system}] if system is not None else []
     output = pair.generate(
