@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from specexport.exporter.gguf_blocks import decode
-from specexport.exporter.gguf_file import GGUFFile
+from specexport.exporter.gguf_file import GGUFFile, LongArray
 from specexport.plugins.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,7 +39,11 @@ def gguf_config(file: GGUFFile) -> transformers.PretrainedConfig:
             raise InputError(f"{file.path}: architecture {file.architecture!r}: {error}") from error
     if hasattr(config, "quantization_config"):
         del config.quantization_config
+    key_length = file.metadata.get(f"{file.architecture}.attention.key_length")
+    if key_length is not None and getattr(config, "head_dim", None) is not None:
+        config.head_dim = key_length
     _shortest_floats(config, file)
+    _check_rope_scaling(file)
     _rope_factors(config, file)
     model_class = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
     config.architectures = [model_class] if isinstance(model_class, str) else config.architectures
@@ -53,14 +57,13 @@ def shortest_float(value: float) -> float:
 
 def _write_without_vocabulary(file: GGUFFile, target: pathlib.Path) -> None:
     """A sparse copy: header without long arrays, then a hole where the tensors' data would be."""
-    kept = [extent for key, extent in file.extents.items() if not _is_long_array(file, key)]
+    kept = [extent for key, extent in file.extents.items() if not isinstance(file.metadata[key], LongArray)]
     pairs = len(kept)
     extra = b""
-    size_key = f"{file.architecture}.vocab_size"
-    if size_key not in file.metadata and isinstance(file.metadata.get(_TOKENS), int):
-        extra = (
-            struct.pack("<Q", len(size_key)) + size_key.encode() + struct.pack("<II", _UINT32, file.metadata[_TOKENS])
-        )
+    size_key, tokens = f"{file.architecture}.vocab_size", file.metadata.get(_TOKENS)
+    if size_key not in file.metadata and isinstance(tokens, LongArray):
+        # Where the key is absent, transformers counts the tokens.
+        extra = struct.pack("<Q", len(size_key)) + size_key.encode() + struct.pack("<II", _UINT32, tokens.count)
         pairs += 1
     with file.path.open("rb") as source, target.open("wb") as out:
         version = source.read(8)
@@ -71,16 +74,6 @@ def _write_without_vocabulary(file: GGUFFile, target: pathlib.Path) -> None:
             source.seek(start)
             out.write(source.read(stop - start))
         out.truncate(out.tell() + file.size)
-
-
-def _is_long_array(file: GGUFFile, key: str) -> bool:
-    # A text array and a long number array are kept by gguf_file.py as their length only.
-    start, _ = file.extents[key]
-    kind = start + 8 + len(key.encode())
-    with file.path.open("rb") as source:
-        source.seek(kind)
-        is_array: bool = struct.unpack("<I", source.read(4))[0] == 9
-    return is_array and isinstance(file.metadata[key], int)
 
 
 def _shortest_floats(config: transformers.PretrainedConfig, file: GGUFFile) -> None:
@@ -97,11 +90,15 @@ def _shortest_floats(config: transformers.PretrainedConfig, file: GGUFFile) -> N
             setattr(config, name, cleaned)
 
 
+def _check_rope_scaling(file: GGUFFile) -> None:
+    # transformers drops these keys, and the model would be silently another one.
+    kind = file.metadata.get(f"{file.architecture}.rope.scaling.type", "none")
+    if kind != "none":
+        raise InputError(f"{file.path}: RoPE scaling {kind!r} cannot be read from GGUF; take the safetensors instead")
+
+
 def _rope_factors(config: transformers.PretrainedConfig, file: GGUFFile) -> None:
     """Llama 3's RoPE scaling is stored as one factor a frequency; find the parameters that give those factors."""
-    for name in ("rope_factors_long.weight", "rope_factors_short.weight"):
-        if name in file.tensors:
-            raise InputError(f"{file.path}: {name}: longrope cannot be read from GGUF; take the safetensors instead")
     if "rope_freqs.weight" not in file.tensors:
         return
     factors = decode(file.tensors["rope_freqs.weight"].type, file.raw("rope_freqs.weight")).reshape(-1)

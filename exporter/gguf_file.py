@@ -40,6 +40,13 @@ SUPPORTED_TYPES = {
 
 
 @dataclasses.dataclass(frozen=True)
+class LongArray:
+    """Stands for an array that was checked but not kept, such as a vocabulary."""
+
+    count: int
+
+
+@dataclasses.dataclass(frozen=True)
 class GGUFTensor:
     """Where one tensor lies. ``shape`` is in row-major order, rows first; ``offset`` is from the file's start."""
 
@@ -59,7 +66,7 @@ class GGUFFile:
     """A checked GGUF header.
 
     Attributes:
-        metadata: Scalars, texts and small arrays by key; a long array is its length only.
+        metadata: Scalars, texts and small arrays by key; texts in arrays and long arrays are a ``LongArray``.
         extents: First byte and end of each key-value pair in the file, key included.
         tensors: By name, in file order.
         table: First byte and end of the tensor table.
@@ -173,13 +180,13 @@ class _Reader:
             if count <= _SMALL_ARRAY:
                 return list(self.take(f"{count}{_SCALARS[element]}"))
             self.position += count * width
-            return count
+            return LongArray(count)
         if element != _STRING:
             raise InputError(f"{self.path}: {key} is an array of the unsupported value type {element}")
         for _ in range(self.count(count, 8, f"texts in {key}")):
             (length,) = self.take("Q")
             self.position += self.count(length, 1, "bytes of text")
-        return count
+        return LongArray(count)
 
     def entry(self) -> tuple[str, tuple[int, ...], int, int]:
         name = self.text()

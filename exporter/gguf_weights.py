@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -18,26 +17,18 @@ from specexport.plugins.quantized_linear.format import QuantizationScheme, Quant
 if TYPE_CHECKING:
     import transformers
 
-# Architecture -> what its converter to GGUF did to values, undone here.
-#   interleaved: rows of q and k are reordered for rotating neighbouring channels.
-#   shifted: norm weights are stored plus one.
-ARCHITECTURES: dict[str, frozenset[str]] = {
-    "llama": frozenset({"interleaved"}),
-    "qwen2": frozenset(),
-    "qwen3": frozenset(),
-    "phi3": frozenset(),
-    "gemma2": frozenset({"shifted"}),
-    "gemma3": frozenset({"shifted"}),
-}
-# RoPE factors: not a parameter; gguf_config.py turns them into the configuration or refuses them.
-_NOT_PARAMETERS = re.compile(r"rope_freqs\.weight|rope_factors_(long|short)\.weight")
+# Architecture -> whether its converter to GGUF reordered the rows of q and k for rotating neighbouring channels.
+# Others are left out on purpose: transformers' configuration of them drops facts that change the numbers (Gemma's
+# softmax scale and RoPE factor, Phi-3's window).
+ARCHITECTURES = {"llama": True, "qwen2": False, "qwen3": False}
+# Not a parameter; gguf_config.py turns it into configuration or refuses it.
+_NOT_PARAMETERS = re.compile(r"rope_freqs\.weight")
 
 
 @dataclasses.dataclass(frozen=True)
 class _Entry:
     tensor: GGUFTensor
     rows: np.ndarray[Any, np.dtype[np.intp]] | None
-    shifted: bool
 
 
 class GGUFWeights:
@@ -66,13 +57,12 @@ class GGUFWeights:
     def read(self, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
         """A parameter's values."""
         entry = self._entries[name]
-        values = decode(entry.tensor.type, self._rows(entry)).reshape(entry.tensor.shape)
-        return values - np.float32(1) if entry.shifted else values
+        return decode(entry.tensor.type, self._rows(entry)).reshape(entry.tensor.shape)
 
     def native_scheme(self, name: str) -> QuantizationScheme | None:
         """How the file has quantized the parameter already, if at all."""
         entry = self._entries[name]
-        return block_scheme(entry.tensor.type) if len(entry.tensor.shape) == 2 and not entry.shifted else None
+        return block_scheme(entry.tensor.type) if len(entry.tensor.shape) == 2 else None
 
     def native(self, name: str) -> QuantizedWeight:
         """The parameter's blocks, repacked exactly."""
@@ -108,7 +98,7 @@ def _match(file: GGUFFile, config: transformers.PretrainedConfig, table: Paramet
 
     architecture = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[file.architecture]
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
-    quirks = ARCHITECTURES[file.architecture]
+    interleaved = ARCHITECTURES[file.architecture]
     entries, used = {}, set()
     for name, shape in table.shapes.items():
         if name in table.tied:
@@ -122,10 +112,10 @@ def _match(file: GGUFFile, config: transformers.PretrainedConfig, table: Paramet
                 f"{file.path}: tensor {stored!r} has the shape {list(tensor.shape)}, but {name} is {list(shape)}"
             )
         rows = None
-        if "interleaved" in quirks and (part := re.search(r"\.attn_([qk])\.", stored)):
+        if interleaved and (part := re.search(r"\.attn_([qk])\.", stored)):
             heads = config.num_attention_heads if part[1] == "q" else config.num_key_value_heads
             rows = rotary_rows(shape[0], heads)
-        entries[name] = _Entry(tensor, rows, "shifted" in quirks and stored.endswith("norm.weight"))
+        entries[name] = _Entry(tensor, rows)
         used.add(stored)
     leftover = [name for name in file.tensors if name not in used and not _NOT_PARAMETERS.fullmatch(name)]
     if leftover:
@@ -142,8 +132,3 @@ def _stored_name(names: Any, name: str) -> str | None:
         return None
     stored = names.get_name(stem)
     return None if stored is None else f"{stored}{dot}{suffix}"
-
-
-def parameter_count(file: GGUFFile) -> int:
-    """Values in all tensors."""
-    return sum(math.prod(tensor.shape) for tensor in file.tensors.values())

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import transformers
 
 _EXPLICIT_EOS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+_PROBES = ("Hello, world! It's 12345.", "  two  spaces\n\n\ttab ", "é 中文 \U0001f600")
 # What saving writes about the place that a tokenizer was loaded from.
 _INCIDENTAL = ("is_local", "local_files_only", "name_or_path", "_commit_hash")
 
@@ -28,12 +29,14 @@ class TokenizerFiles:
         files: File name in the bundle to its bytes: ``tokenizer.json`` always; ``tokenizer_config.json``,
             ``chat_template.jinja`` and ``generation_config.json`` if the source has them.
         eos_token_ids: All of them, sorted.
+        notes: What was changed or could not be checked, for people.
     """
 
     files: dict[str, bytes]
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     pad_token_id: int | None
+    notes: tuple[str, ...] = ()
 
     @property
     def tokenizer_json(self) -> str:
@@ -63,12 +66,13 @@ def collect_tokenizer(source: Source, config: transformers.PretrainedConfig) -> 
     """
     files = _from_gguf(source) if source.kind == "gguf" else _from_directory(source.path)
     try:
-        tokenizer = json.loads(files["tokenizer.json"])
         import tokenizers
 
-        tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode("utf-8"))
+        backend = tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode("utf-8"))
     except Exception as error:  # The tokenizers library raises bare Exception.
         raise InputError(f"{source.identity}: tokenizer.json cannot be loaded: {error}") from error
+    notes = () if source.kind == "gguf" else _as_transformers_encodes(source, backend, files)
+    tokenizer = json.loads(files["tokenizer.json"])
     generation = json.loads(files["generation_config.json"]) if "generation_config.json" in files else {}
     settings = json.loads(files["tokenizer_config.json"]) if "tokenizer_config.json" in files else {}
     tokens = vocabulary(tokenizer)
@@ -92,6 +96,7 @@ def collect_tokenizer(source: Source, config: transformers.PretrainedConfig) -> 
         bos_token_id=next(iter(special("bos")), None),
         eos_token_ids=tuple(sorted(eos)),
         pad_token_id=next(iter(special("pad")), None),
+        notes=notes,
     )
 
 
@@ -126,6 +131,27 @@ def _from_directory(directory: pathlib.Path) -> dict[str, bytes]:
     if "chat_template.jinja" not in files and (template := _template(settings.get("chat_template"))) is not None:
         files["chat_template.jinja"] = template.encode("utf-8")
     return files
+
+
+def _as_transformers_encodes(source: Source, backend: Any, files: dict[str, bytes]) -> tuple[str, ...]:
+    """Hold the file to the reference's own encoding, which may obey tokenizer_config.json too (``add_bos_token``).
+
+    Where they differ, ``tokenizer.json`` in ``files`` becomes what transformers would save.
+    """
+    import transformers
+
+    try:
+        factory: Any = transformers.AutoTokenizer
+        reference = factory.from_pretrained(
+            source.path, trust_remote_code=source.trust_remote_code, local_files_only=True
+        )
+        differ = [text for text in _PROBES if reference(text)["input_ids"] != backend.encode(text).ids]
+        if not differ:
+            return ()
+        files["tokenizer.json"] = reference.backend_tokenizer.to_str(pretty=True).encode("utf-8")
+    except Exception as error:  # A tokenizer class of its own may raise anything.
+        return (f"tokenizer.json was not compared with transformers' own encoding: {type(error).__name__}: {error}",)
+    return (f"transformers encodes {differ[0]!r} unlike tokenizer.json; its form was taken",)
 
 
 def _template(field: Any) -> str | None:
