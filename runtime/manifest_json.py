@@ -32,8 +32,8 @@ def read_json(path: pathlib.Path) -> object:
         if size > MAX_JSON_BYTES:
             raise ManifestError(f"{path}: {size} bytes; a manifest has at most {MAX_JSON_BYTES}")
         text = path.read_bytes()
-    except FileNotFoundError:
-        raise ManifestError(f"{path}: no such file; a bundle is a directory made by `specexport build`") from None
+    except (FileNotFoundError, NotADirectoryError):
+        raise ManifestError(f"{path}: no such file; name a directory that `specexport build` made") from None
     except OSError as error:
         raise ManifestError(f"{path}: cannot be read: {error.strerror}") from None
     try:
