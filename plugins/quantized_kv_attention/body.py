@@ -119,6 +119,16 @@ _QUANTIZE = """
     {x}_stored_scale = Squeeze({x}_grouped_scale, last_axis)
 """
 
+# [B, S, Hkv, D] -> float16. What float16 has no number for becomes infinity by the cast, then NaN: an infinite key
+# might get a weight of 0, silently.
+_HALF = """
+    {x}_half = Cast<to = 10>({x}_rows)
+    {x}_half_float = Cast<to = 1>({x}_half)
+    {x}_half_poison = Mul({x}_half_float, zero_float)
+    {x}_held = Add({x}_rows, {x}_half_poison)
+    {x}_stored = Cast<to = 10>({x}_held)
+"""
+
 _CACHE_INDEX = """
     {x}_rows_shape = Shape({x}_rows)
 """
@@ -269,7 +279,7 @@ def _cache(x: str, rows: str, bits: int, group_size: int) -> str:
         text += _UPDATE.format(out=f"{x}_cache_out", rows=f"{x}_stored", cache=f"{x}_cache")
         text += _UPDATE.format(out=f"{x}_scale_out", rows=f"{x}_stored_scale", cache=f"{x}_scale")
         return text + _DEQUANTIZE.format(x=x)
-    text += f"{x}_stored = Cast<to = 10>({x}_rows)\n"
+    text += _HALF.format(x=x)
     text += _UPDATE.format(out=f"{x}_cache_out", rows=f"{x}_stored", cache=f"{x}_cache")
     # The function has its outputs by position, so an absent one in the middle still needs a value.
     text += f"{x}_scale_out = Constant<value = float16 {{0}}>()\n"
@@ -313,9 +323,7 @@ def body_text(attributes: QuantizedKVAttentionAttributes, present: Collection[st
 
 def overload(attributes: QuantizedKVAttentionAttributes, present: Collection[str]) -> str:
     """A key of the attribute values and the optional inputs present: equal keys have equal bodies."""
-    values = "_".join(
-        f"{value:g}" if isinstance(value, float) else str(value) for value in attributes.as_dict().values()
-    )
+    values = "_".join(f"{value:.9g}" for value in attributes.as_dict().values())
     return f"{values}__{'_'.join(name for name in OPTIONAL_INPUTS if name in present)}"
 
 

@@ -1,8 +1,10 @@
-// float16 as its bits, without instructions for it.
+// float32 to float16 as its bits, without instructions for it.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
+
+#include "float16.h"
 
 namespace specexport::attention {
 
@@ -17,13 +19,6 @@ static inline uint32_t float_to_bits(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
   return bits;
-}
-
-static inline float half_to_float(uint16_t half) {
-  const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16, rest = half & 0x7fff;
-  if (rest >= 0x7c00) return bits_to_float(sign | 0x7f800000 | (rest & 0x3ff) << 13);  // Infinity and NaN.
-  // The exponent's bias is put right by a power of two, which also turns subnormal numbers into normal ones.
-  return bits_to_float(sign | float_to_bits(bits_to_float(rest << 13) * 0x1p112f));
 }
 
 // Half to even, as the hardware does.

@@ -97,7 +97,8 @@ def oracle(inputs: Mapping[str, Array | None], attributes: Mapping[str, int | fl
                             stored = quantize(row[h], getattr(a, f"{side}_group_size"))
                             cache[f"{side}_cache"][b, h, p], cache[f"{side}_scale"][b, h, p] = stored
                         else:
-                            cache[f"{side}_cache"][b, h, p] = row[h].astype(np.float16)
+                            half = row[h].astype(np.float16)
+                            cache[f"{side}_cache"][b, h, p] = np.where(np.isinf(half), np.nan, half)
                 seen = slice(max(0, p - a.window + 1) if a.window else 0, p + 1)
                 for h in range(a.q_num_heads):
                     at = (b, h // repeats, seen)

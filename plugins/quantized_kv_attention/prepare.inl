@@ -37,7 +37,11 @@ static void rotate(float* x, const float* cos, const float* sin, int half, bool 
 static void append(const CacheSide& side, const float* x, int64_t at, int dim) {
   if (side.bits == 16) {
     uint16_t* row = static_cast<uint16_t*>(side.rows) + at * dim;
-    for (int d = 0; d < dim; d += kWidth) store_half(row + d, load(x + d));
+    for (int d = 0; d < dim; d += kWidth) {
+      // What float16 has no number for becomes NaN, not infinity: an infinite key might get a weight of 0, silently.
+      store_half(row + d, load(x + d));
+      store_half(row + d, fma(load_half(row + d, kWidth), splat(0), load(x + d)));
+    }
     return;
   }
   int8_t* row = static_cast<int8_t*>(side.rows) + at * dim;
