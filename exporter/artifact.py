@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import types
 from collections.abc import Callable
@@ -23,12 +24,10 @@ class WeightsFile:
     Args:
         path: The file to create; graphs that refer to it must lie in the same directory, because ONNX Runtime refuses
             external data outside the graph's own.
-        on_bytes: Called with the size of each tensor once it is written.
     """
 
-    def __init__(self, path: pathlib.Path, on_bytes: Callable[[int], None] = lambda _: None) -> None:
+    def __init__(self, path: pathlib.Path) -> None:
         self.path = path
-        self._on_bytes = on_bytes
         self._written: dict[str, ir.ExternalTensor] = {}
         self._file = path.open("wb")
 
@@ -65,7 +64,6 @@ class WeightsFile:
         length = self._file.tell() - offset
         if length != tensor.nbytes:
             raise ValueError(f"{name!r} wrote {length} bytes where its shape and type ask for {tensor.nbytes}")
-        self._on_bytes(length)
         reference = ir.ExternalTensor(
             self.path.name,
             offset,
@@ -79,10 +77,38 @@ class WeightsFile:
         return reference
 
 
-def write_graph(model: ir.Model, path: pathlib.Path, weights: WeightsFile) -> None:
+class WeightsFiles(contextlib.ExitStack):
+    """The data files of one bundle, each opened when it is first asked for and closed with this.
+
+    Args:
+        root: Directory that paths are relative to.
+    """
+
+    def __init__(self, root: pathlib.Path) -> None:
+        super().__init__()
+        self.root = root
+        self._files: dict[str, WeightsFile] = {}
+
+    def open(self, path: str) -> WeightsFile:
+        """The file at ``path`` below the root; its directory is made if it is not there."""
+        if path not in self._files:
+            (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+            self._files[path] = self.enter_context(WeightsFile(self.root / path))
+        return self._files[path]
+
+
+def write_graph(
+    model: ir.Model, path: pathlib.Path, weights: WeightsFile, on_bytes: Callable[[int], None] = lambda _: None
+) -> None:
     """Save ``model`` at ``path`` with its weights in ``weights``; the model given keeps its own tensors.
 
     The graph is never one protobuf with its weights inside, so size is no limit.
+
+    Args:
+        model: Its large initializers may be lazy; they are read one at a time.
+        path: The ONNX file.
+        weights: An open file in the same directory.
+        on_bytes: Called with the size of each tensor that is in ``weights`` now.
     """
     import onnx_ir as ir
 
@@ -92,6 +118,7 @@ def write_graph(model: ir.Model, path: pathlib.Path, weights: WeightsFile) -> No
         for name, value in initializers.items():
             if value.const_value is not None and value.const_value.nbytes > INLINE_BYTES:
                 value.const_value = weights.add(name, value.const_value)
+                on_bytes(value.const_value.nbytes)
         ir.save(model, path)
     finally:
         for name, value in initializers.items():

@@ -78,7 +78,7 @@ def build(
         click.echo(json.dumps(result.to_json(), indent=2, sort_keys=True))
     else:
         click.echo(result.summary())
-    if result.failed_gates:
+    if not result.passed:
         raise click.exceptions.Exit(1)
 
 

@@ -43,10 +43,11 @@ def test_two_graphs_share_the_tensors_that_both_have(tmp_path):
     draft = graph_of({"a": lazy(lambda: a, a.shape, "a")})
     assert weight_bytes(target) == a.nbytes + b.nbytes
     sizes = []
-    with WeightsFile(tmp_path / "weights.bin", sizes.append) as weights:
-        write_graph(target, tmp_path / "target.onnx", weights)
-        write_graph(draft, tmp_path / "draft.onnx", weights)
-    assert sizes == [a.nbytes, b.nbytes]
+    with WeightsFile(tmp_path / "weights.bin") as weights:
+        write_graph(target, tmp_path / "target.onnx", weights, sizes.append)
+        write_graph(draft, tmp_path / "draft.onnx", weights, sizes.append)
+    assert sizes == [a.nbytes, b.nbytes, a.nbytes]
+    assert (tmp_path / "weights.bin").stat().st_size == a.nbytes + b.nbytes
     np.testing.assert_array_equal(run(tmp_path / "target.onnx", 3), (a + b)[[3]])
     np.testing.assert_array_equal(run(tmp_path / "draft.onnx", 5), a[[5]])
     np.testing.assert_array_equal(target.graph.initializers["a"].const_value.numpy(), a)
