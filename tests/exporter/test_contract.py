@@ -56,12 +56,12 @@ def test_tokens_past_the_others_last_are_noted_if_there_is_a_row() -> None:
     contract = reconcile(more, _tokenizer(WORDS), 8, 8)
     assert contract.vocab_size == 8
     assert "only the target has tokens 5 to 6" in contract.notes[0]
-    with pytest.raises(ContractError, match="id 6 .*'</tool>'.* the draft's output head has only 6 rows"):
+    with pytest.raises(ContractError, match=r"id 6 .*'</tool>'.* the draft's output head has only 6 rows"):
         reconcile(more, _tokenizer(WORDS), 8, 6)
 
 
 def test_a_tokenizer_that_emits_more_than_the_target_knows() -> None:
-    with pytest.raises(ContractError, match="id 4 .*target's output head has only 4 rows"):
+    with pytest.raises(ContractError, match=r"id 4 .*target's output head has only 4 rows"):
         reconcile(_tokenizer(WORDS), None, 4)
 
 

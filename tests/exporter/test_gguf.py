@@ -8,12 +8,14 @@ import struct
 import numpy as np
 import pytest
 import tiny_gguf
+import tokenizers
 
 from specexport.exporter.gguf_blocks import block_scheme, decode, repack
 from specexport.exporter.gguf_config import llama3_factors, shortest_float
 from specexport.exporter.gguf_file import SUPPORTED_TYPES, TensorType, read_gguf
 from specexport.exporter.loading import load_config, load_reference, open_weights
 from specexport.exporter.source import resolve
+from specexport.exporter.tokenizer_files import collect_tokenizer
 from specexport.plugins.errors import InputError
 from specexport.plugins.quantized_linear.format import QuantizationScheme
 
@@ -257,13 +259,21 @@ def test_the_demo_model_is_held_exactly() -> None:
             scheme = store.native_scheme(name)
             assert scheme is not None
             np.testing.assert_array_equal(store.quantized(name, scheme).dequantize(), state[name].numpy())
-    # transformers' own route to one permuted tensor, without its 20 s for all of them.
+    # The order of rows, by transformers' own hand; the values, by the gguf package's.
     from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor
 
-    stored = next(t for t in gguf.GGUFReader(source.gguf_path).tensors if t.name == "blk.17.attn_k.weight")
     processor = LlamaTensorProcessor({"num_attention_heads": 9, "num_key_value_heads": 3})
-    theirs = processor.process(gguf.dequantize(stored.data, stored.tensor_type), stored.name).weights
+    raw = read_gguf(source.gguf_path).raw("blk.17.attn_k.weight")
+    theirs = processor.process(gguf.dequantize(raw, gguf.GGMLQuantizationType.Q4_1), "blk.17.attn_k.weight").weights
     np.testing.assert_array_equal(state["model.layers.17.self_attn.k_proj.weight"].numpy(), theirs)
-    ids = torch.tensor([[1, 9690, 198, 19161, 1743, 13018, 563, 260, 3867, 30, 2, 198, 1, 520, 9531, 198]])
+    # Read at a wrong place or in a wrong order, the model would not answer this.
+    tokens = collect_tokenizer(source, config)
+    tokenizer = tokenizers.Tokenizer.from_str(tokens.tokenizer_json)
+    prompt = "<|im_start|>user\nWrite three sentences about the sea.<|im_end|>\n<|im_start|>assistant\n"
+    system = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+    ids = torch.tensor([tokenizer.encode(system + prompt).ids])
     with torch.no_grad():
-        assert torch.isfinite(reference(ids).logits).all()
+        out = reference.generate(ids, max_new_tokens=14, do_sample=False)
+    assert tokenizer.decode(out[0, ids.shape[1] :].tolist()).startswith(
+        "The sea is a vast and mysterious realm, teeming"
+    )

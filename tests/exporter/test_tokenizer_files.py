@@ -145,5 +145,5 @@ def test_the_demo_tokenizer_encodes_like_transformers() -> None:
     found = collect_tokenizer(source, load_config(source))
     assert (found.bos_token_id, found.eos_token_ids) == (1, (2,))
     assert "<|im_start|>" in (found.chat_template or "")
-    reference = transformers.AutoTokenizer.from_pretrained(source.path, gguf_file=source.gguf_file)
-    _equal(found, reference)
+    # AutoTokenizer gives the same, after reading the file twice.
+    _equal(found, transformers.PreTrainedTokenizerFast.from_pretrained(source.path, gguf_file=source.gguf_file))
