@@ -10,7 +10,6 @@ import click
 
 if TYPE_CHECKING:
     from specexport.exporter.compare import Comparison
-    from specexport.exporter.progress import Progress
     from specexport.runtime.pair import Pair
 
 _PATH = click.Path(path_type=pathlib.Path)
@@ -111,7 +110,7 @@ def compare(
         pair, model, content, chosen, draft_reference=draft_model, reference_name=name, progress=progress
     ).with_gates(gates)
     if not no_report:
-        _write_report(comparison, bundle, report, pair, progress)
+        _write_report(comparison, bundle, report, pair)
     click.echo(json.dumps(comparison.to_json(), indent=2) if as_json else render_table(comparison))
     if not comparison.passed:
         for problem in (*comparison.faults, *map(str, comparison.failed_gates)):
@@ -136,9 +135,7 @@ def _reference(pair: Pair, role: str, asked: str | None, fetch: dict[str, Any]) 
     return load(source), str(source)
 
 
-def _write_report(
-    comparison: Comparison, bundle: pathlib.Path, report: pathlib.Path | None, pair: Pair, progress: Progress
-) -> None:
+def _write_report(comparison: Comparison, bundle: pathlib.Path, report: pathlib.Path | None, pair: Pair) -> None:
     """Write the page and its JSON, into the bundle unless told otherwise."""
     from specexport.exporter.report import write_report
     from specexport.plugins.errors import InputError
@@ -147,10 +144,10 @@ def _write_report(
     assert pair.manifest is not None
     hashed = {(bundle / name).absolute() for name in pair.manifest.files}
     if not hashed.isdisjoint((page.absolute(), page.with_suffix(".json").absolute())):
-        progress.note(f"{page} is among the files that the manifest vouches for; --report PATH writes elsewhere")
+        click.echo(f"{page} is among the files that the manifest vouches for; --report PATH writes elsewhere", err=True)
         return
     try:
         write_report(comparison.to_json(), page, title=f"{bundle.absolute().name} against eager")
     except OSError as error:
         raise InputError(f"{page} cannot be written: {error.strerror}; give another --report or --no-report") from error
-    progress.note(f"report: {page}")
+    click.echo(f"report: {page}", err=True)

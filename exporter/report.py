@@ -90,7 +90,7 @@ def _charts(data: Json) -> str:
             middle,
             agreement,
             x_label=position,
-            format_y=lambda value: f"{value:.4g}"[:5] if value in (0, 1) else f"{value:.3g}",
+            format_y=lambda value: f"{value * 100:.4g} %",
             high=1.0,
             level=data["top1_agreement"],
             level_label="mean",
@@ -103,7 +103,7 @@ def _charts(data: Json) -> str:
         numbers = [layer["layer"] for layer in layers]
         for name, key, low, high in (
             ("Cosine by layer", "cosine_mean", None, 1.0),
-            ("Norm ratio by layer, exported / reference", "norm_ratio", None, None),
+            ("Norm by layer, exported / reference", "norm_ratio", None, None),
         ):
             values = [layer[key] for layer in layers]
             charts.append(
@@ -124,10 +124,10 @@ def _charts(data: Json) -> str:
 def _margins(disagreements: Json) -> str:
     edges, tie_margin = disagreements["edges"], disagreements["tie_margin"]
     return bar_chart(
-        "Disagreements by the reference's top-1 / top-2 margin",
-        [f"{edge:g}+" for edge in edges],
+        "Disagreements by the reference's margin",
+        [*(f"{edge:g}" for edge in edges[:-1]), f"{edges[-1]:g}+"],
         disagreements["counts"],
-        x_label=f"margin, logits (under {tie_margin:g}: a tie)",
+        x_label=f"top-1 minus top-2 logit, from; under {tie_margin:g}: a tie",
         classes=["tie" if edge < tie_margin else "fault" for edge in edges],
     )
 
@@ -151,7 +151,8 @@ def _divergences(data: Json) -> str:
             ]
         )
     text = (
-        f"<p>{_count(found['count'], 'position')} of {data['tokens']:,} with another top id: {found['ties']:,} at ties "
+        f"<h3>Other top ids</h3><p>{_count(found['count'], 'position')} "
+        f"of {data['tokens']:,} with another top id: {found['ties']:,} at ties "
         f"(margin under {found['tie_margin']:g}), {found['faults']:,} where the reference was surer.</p>"
     )
     head = ["divergence", "window", "position", "reference id", "exported id", "margin", "verdict"]
@@ -176,7 +177,7 @@ def _paths(data: Json) -> str:
     note = data.get("layers_note")
     tail = f'<p class="note">Layers are not compared: {_escape(note)}</p>' if note else ""
     head = ["path", "rows", "mean KL", "max KL", "top-1", "logits against prefill's"]
-    return "<h2>Paths</h2>" + _table(head, rows, numbers=range(1, 5)) + tail
+    return "<h3>Paths</h3>" + _table(head, rows, numbers=range(1, 5)) + tail
 
 
 def _gates(gates: Sequence[Json]) -> str:

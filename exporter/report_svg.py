@@ -6,8 +6,8 @@ import html
 import math
 from collections.abc import Callable, Sequence
 
-WIDTH, HEIGHT = 560, 250
-LEFT, RIGHT, TOP, BOTTOM = 62, 14, 16, 44
+WIDTH, HEIGHT = 400, 236
+LEFT, RIGHT, TOP, BOTTOM = 50, 10, 16, 44
 
 Format = Callable[[float], str]
 
@@ -57,7 +57,7 @@ def line_chart(
     if not known:
         return _figure(title, _message("no finite values"))
     y_ticks = ticks(min(known) if low is None else low, max(known) if high is None else high)
-    x_ticks = [tick for tick in ticks(x[0], x[-1], 7) if x[0] <= tick <= x[-1]]
+    x_ticks = [tick for tick in ticks(x[0], x[-1], 6) if x[0] <= tick <= x[-1]]
     x_of = _scale(x[0], x[-1] if x[-1] > x[0] else x[0] + 1, LEFT, WIDTH - RIGHT)
     y_of = _scale(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
     parts = [_y_axis(y_ticks, y_of, format_y), _x_label(x_label)]
@@ -95,7 +95,7 @@ def bar_chart(
     y_of = _scale(0, y_ticks[-1] if y_ticks[-1] >= max(values) else max(values), HEIGHT - BOTTOM, TOP)
     parts = [_y_axis(y_ticks, y_of, lambda value: f"{value:,.0f}"), _x_label(x_label)]
     for index, (label, value, style) in enumerate(zip(labels, values, classes)):
-        left, width, top = x_of(index) + 4, x_of(index + 1) - x_of(index) - 8, y_of(value)
+        left, width, top = x_of(index) + 3, x_of(index + 1) - x_of(index) - 6, y_of(value)
         height = HEIGHT - BOTTOM - top
         tip = f"<title>{html.escape(f'{label}: {value}')}</title>"
         parts.append(

@@ -114,6 +114,8 @@ class FakePair:
             draft=space(kind="ngram", engine=None, num_assistant_tokens=3, layers=None),
             tokens=space(bos_token_id=None, eos_token_ids=()),
             contract=space(vocab_size=VOCAB),
+            files={},
+            build={},
         )
 
     def generate(self, prompt: list[int], *, max_new_tokens: int, num_assistant_tokens: int = 3, **options: Any) -> Any:
