@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     import onnx
 
 OPSET = 23
-_INT8, _INT32, _FLOAT, _INT64 = 3, 6, 1, 7
+_FLOAT, _INT32 = 1, 6
 
 
 class BodyBuilder:
@@ -52,7 +53,8 @@ def function(attributes: Mapping[str, Any], present: Collection[str]) -> onnx.Fu
     x = _norm(b, a, present)
     if a.activation_bits == 8:
         x = _quantized_activations(b, a, x)
-    y = b.op("MatMul", x, b.op("Transpose", dequantized_weight(b, a.bits, a.group_size, present), perm=[1, 0]))
+    weight = dequantized_weight(b, a.bits, a.group_size, {name: name for name in present})
+    y = b.op("MatMul", x, b.op("Transpose", weight, perm=[1, 0]))
     if "bias" in present:
         y = b.op("Add", y, "bias")
     if a.gated:
@@ -69,27 +71,28 @@ def function(attributes: Mapping[str, Any], present: Collection[str]) -> onnx.Fu
     return b.function(SPEC.name, SPEC.domain, INPUTS, OUTPUTS, sorted(attributes))
 
 
-def dequantized_weight(b: BodyBuilder, bits: int, group_size: int, present: Collection[str]) -> str:
-    """Float32 ``[N, K]`` from the inputs weight, scale and minimum."""
+def dequantized_weight(b: BodyBuilder, bits: int, group_size: int, values: Mapping[str, str]) -> str:
+    """Float32 ``[N, K]``; ``values`` says what weight, scale and minimum (where there is one) are called."""
     if bits == 32:
-        return "weight"
-    q = b.op("Cast", "weight", to=_INT32)
-    groups = b.integers(0, -1, group_size)
+        return values["weight"]
+    q = b.op("Cast", values["weight"], to=_INT32)
+    scale = b.op("Cast", values["scale"], to=_FLOAT)
+    last = b.integers(-1)
+    # Sizes are spelled out, for 0 rows leave nothing to infer them from.
+    rows, groups, size = b.op("Shape", q, start=0, end=1), b.op("Shape", scale, start=1), b.integers(group_size)
     if bits == 4:
         # Columns 2 c and 2 c + 1 are the nibbles of byte c.
         sixteen = b.op("Cast", b.integers(16), to=_INT32)
         low, high = b.op("Mod", q, sixteen), b.op("Div", q, sixteen)
-        last = b.integers(-1)
         q = b.op("Concat", b.op("Unsqueeze", low, last), b.op("Unsqueeze", high, last), axis=-1)
-        q = b.op("Reshape", q, b.integers(0, -1))
-    w = b.op("Reshape", b.op("Cast", q, to=_FLOAT), groups)
-    if bits == 4 and "minimum" not in present:
+    grouped = b.op("Concat", rows, groups, size, axis=0)
+    w = b.op("Cast", b.op("Reshape", q, grouped, allowzero=1), to=_FLOAT)
+    if bits == 4 and "minimum" not in values:
         w = b.op("Sub", w, b.number(8))
-    last = b.integers(-1)
-    w = b.op("Mul", w, b.op("Unsqueeze", b.op("Cast", "scale", to=_FLOAT), last))
-    if "minimum" in present:
-        w = b.op("Add", w, b.op("Unsqueeze", b.op("Cast", "minimum", to=_FLOAT), last))
-    return b.op("Reshape", w, b.integers(0, -1))
+    w = b.op("Mul", w, b.op("Unsqueeze", scale, last))
+    if "minimum" in values:
+        w = b.op("Add", w, b.op("Unsqueeze", b.op("Cast", values["minimum"], to=_FLOAT), last))
+    return b.op("Reshape", w, b.op("Concat", rows, b.op("Mul", groups, size), axis=0), allowzero=1)
 
 
 def _norm(b: BodyBuilder, a: LinearAttributes, present: Collection[str]) -> str:
@@ -134,5 +137,12 @@ def _activate(b: BodyBuilder, activation: str, v: str) -> str:
     if activation == "relu":
         return b.op("Relu", v)
     if activation in ("gelu", "gelu_tanh"):
-        return b.op("Gelu", v, approximate="tanh" if activation == "gelu_tanh" else "none")
+        # Spelled out: not every runtime has Gelu, and onnx's reference evaluator cannot expand it inside a function.
+        half = b.op("Mul", v, b.number(0.5))
+        if activation == "gelu":
+            inner = b.op("Erf", b.op("Mul", v, b.number(math.sqrt(0.5))))
+        else:
+            cubic = b.op("Mul", b.op("Mul", b.op("Mul", v, v), v), b.number(0.044715))
+            inner = b.op("Tanh", b.op("Mul", b.op("Add", v, cubic), b.number(math.sqrt(2 / math.pi))))
+        return b.op("Mul", half, b.op("Add", inner, b.number(1)))
     return v

@@ -124,16 +124,15 @@ def test_shape_inference_goes_through_the_body() -> None:
     )
     model = by_body(inputs, attributes)
     for value in model.graph.input:
-        shape = inputs[value.name].shape
-        value.type.tensor_type.shape.CopyFrom(
-            onnx.helper.make_tensor_value_info("", 1, ["batch", "sequence", *shape[2:]] if len(shape) == 3 else shape)
-            .type.tensor_type.shape
-        )  # fmt: skip
-    inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True).graph.output[0].type.tensor_type
+        leading = ["batch", "sequence"] if value.name == "x" else []
+        dims = leading + list(inputs[value.name].shape[len(leading) :])
+        value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, value.type.tensor_type.elem_type, dims))
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    inferred = (
+        onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True).graph.output[0].type.tensor_type
+    )
     assert inferred.elem_type == onnx.TensorProto.FLOAT
-    dims = inferred.shape.dim
-    assert (dims[0].dim_param, dims[1].dim_param) == ("batch", "sequence")
-    assert dims[2].dim_value in (24, 0)  # onnx's Split leaves an inferred dimension open in some versions
+    assert [dim.dim_param or dim.dim_value for dim in inferred.shape.dim] == ["batch", "sequence", 24]
 
 
 @settings(quick, max_examples=15)
@@ -193,7 +192,7 @@ def test_a_bad_value_makes_its_row_nan_and_no_other(isa: str, bad: float, activa
 
 
 @pytest.mark.parametrize("isa", available_isas())
-@pytest.mark.parametrize("magnitude", [0.0, 1e-44, 1e-37, 1e30, 3e38])
+@pytest.mark.parametrize("magnitude", [0.0, 1e-44, 1e-37, 1e30, 1e37])
 def test_extreme_magnitudes(isa: str, magnitude: float) -> None:
     inputs, attributes = reference.random_inputs(np.random.default_rng(0), rows=(2,), in_features=64, bits=8)
     inputs["x"] = np.clip(inputs["x"], -1, 1) * np.float32(magnitude)
@@ -219,7 +218,10 @@ def test_no_rows(activation_bits: int) -> None:
     ("change", "message"),
     [
         ({"x": np.zeros((2, 65), np.float32)}, r"input x: the last dimension must be 64, shape is \[2, 65\]"),
-        ({"packed": np.zeros(100, np.uint8)}, "input packed: 1152 bytes expected for 32 outputs and 64 inputs.*has 100"),
+        (
+            {"packed": np.zeros(100, np.uint8)},
+            "input packed: 1152 bytes expected for 32 outputs and 64 inputs.*has 100",
+        ),
         ({"bias": np.zeros(31, np.float32)}, r"input bias: shape \[32\] expected, is \[31\]"),
         ({"norm_weight": np.zeros(3, np.float32)}, r"input norm_weight: shape \[64\] expected, is \[3\]"),
         ({"residual": np.zeros((2, 64), np.float32)}, r"input residual: shape \[2, 32\] expected, is \[2, 64\]"),
