@@ -37,6 +37,13 @@ static inline Vector tangent(Vector x) {
   return select_less(size, splat(0.625f), small, copy_sign(large, x));
 }
 
+// Scales of `count` rows as floats, in the cache's order [count, groups].
+static void load_factors(const uint16_t* scales, int count, float* factors) {
+  int i = 0;
+  for (; i + kWidth <= count; i += kWidth) store(factors + i, load_half(scales + i));
+  for (; i < count; i++) factors[i] = half_to_float(scales[i]);
+}
+
 // keys[d][i]: the block's key i, dequantized; keys from `count` on are 0.
 static void load_keys(const CacheSide& side, int64_t at, int count, int dim, float* keys) {
   if (side.bits == 16) {
@@ -48,18 +55,17 @@ static void load_keys(const CacheSide& side, int64_t at, int count, int dim, flo
     return;
   }
   const int groups = dim / side.group_size;
-  const uint16_t* scales = side.scales + at * groups;
-  alignas(64) uint16_t halves[kMaxHeadDim / 8 * kBlock];
-  alignas(64) float factors[kMaxHeadDim / 8 * kBlock];
+  alignas(64) float factors[kBlock * kMaxHeadDim / 8];
+  alignas(64) float by_group[kMaxHeadDim / 8 * kBlock];  // [groups, kBlock], 0 from `count` on.
+  load_factors(side.scales + at * groups, count * groups, factors);
   for (int g = 0; g < groups; g++) {
-    for (int i = 0; i < count; i++) halves[g * kBlock + i] = scales[static_cast<int64_t>(i) * groups + g];
-    for (int i = count; i < kBlock; i++) halves[g * kBlock + i] = 0;
-    for (int i = 0; i < kBlock; i += kWidth) store(factors + g * kBlock + i, load_half(halves + g * kBlock + i, kWidth));
+    for (int i = 0; i < count; i++) by_group[g * kBlock + i] = factors[i * groups + g];
+    for (int i = count; i < kBlock; i++) by_group[g * kBlock + i] = 0;
   }
   const int8_t* rows = static_cast<const int8_t*>(side.rows) + at * dim;
   for (int i = 0; i < kBlock; i += kWidth) {
     const int n = count - i < 0 ? 0 : count - i < kWidth ? count - i : kWidth;
-    transpose_int8(rows + static_cast<int64_t>(i) * dim, n, dim, factors + i, side.group_size, keys + i);
+    transpose_int8(rows + static_cast<int64_t>(i) * dim, n, dim, by_group + i, side.group_size, keys + i);
   }
 }
 
@@ -68,24 +74,28 @@ static void load_values(const CacheSide& side, int64_t at, int count, int dim, i
   if (side.bits == 16) {
     const uint16_t* rows = static_cast<const uint16_t*>(side.rows) + at * dim;
     for (int i = 0; i < count; i++) {
-      for (int d = 0; d < dim; d += kWidth) {
-        const int n = dim - d < kWidth ? dim - d : kWidth;
-        store(values + static_cast<int64_t>(i) * padded + d, load_half(rows + static_cast<int64_t>(i) * dim + d, n));
-      }
+      const uint16_t* row = rows + static_cast<int64_t>(i) * dim;
+      float* out = values + static_cast<int64_t>(i) * padded;
+      int d = 0;
+      for (; d + kWidth <= dim; d += kWidth) store(out + d, load_half(row + d));
+      if (d < dim) store(out + d, load_eight_half(row + d));
     }
     return;
   }
   const int groups = dim / side.group_size;
   const int8_t* rows = static_cast<const int8_t*>(side.rows) + at * dim;
-  const uint16_t* scales = side.scales + at * groups;
+  alignas(64) float factors[kBlock * kMaxHeadDim / 8];
+  load_factors(side.scales + at * groups, count * groups, factors);
   for (int i = 0; i < count; i++) {
-    for (int g = 0; g < groups; g++) {
-      const Vector factor = splat(half_to_float(scales[static_cast<int64_t>(i) * groups + g]));
-      const int first = g * side.group_size, end = first + side.group_size;
-      for (int d = first; d < end; d += kWidth) {  // A last, half vector spills into the next group, written after it.
-        const int n = end - d < kWidth ? end - d : kWidth;
-        const Vector level = load_int8(rows + static_cast<int64_t>(i) * dim + d, n);
-        store(values + static_cast<int64_t>(i) * padded + d, level * factor);
+    const int8_t* row = rows + static_cast<int64_t>(i) * dim;
+    float* out = values + static_cast<int64_t>(i) * padded;
+    for (int g = 0, d = 0; g < groups; g++) {
+      const Vector factor = splat(factors[i * groups + g]);
+      const int end = d + side.group_size;
+      for (; d + kWidth <= end; d += kWidth) store(out + d, load_int8(row + d) * factor);
+      if (d < end) {  // Half a vector: the rest spills into the next group, which is written after it.
+        store(out + d, load_eight_int8(row + d) * factor);
+        d = end;
       }
     }
   }

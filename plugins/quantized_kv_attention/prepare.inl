@@ -40,7 +40,7 @@ static void append(const CacheSide& side, const float* x, int64_t at, int dim) {
     for (int d = 0; d < dim; d += kWidth) {
       // What float16 has no number for becomes NaN, not infinity: an infinite key might get a weight of 0, silently.
       store_half(row + d, load(x + d));
-      store_half(row + d, fma(load_half(row + d, kWidth), splat(0), load(x + d)));
+      store_half(row + d, fma(load_half(row + d), splat(0), load(x + d)));
     }
     return;
   }

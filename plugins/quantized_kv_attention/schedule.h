@@ -19,6 +19,7 @@ struct Workspace {
 
 constexpr int kItemRows = 64;          // Query rows (heads times positions) that share a dequantized block.
 constexpr int64_t kSerialRows = 8;     // So few new rows are prepared sooner than threads are woken.
+constexpr int64_t kSerialWork = 1 << 17;  // Likewise so few multiplications, about 10 microseconds.
 constexpr int64_t kCopyGrain = 1 << 16;
 
 inline void prepare_rows(const Call& call, const Steps& steps, float* queries) {
@@ -64,7 +65,7 @@ inline void run(const Call& call, const Steps& steps, Workspace& memory) {
   Item* items = memory.items.reserve(heads * (spread ? chunks : row_blocks));
   int64_t count = 0;
   Partials partials;
-  int64_t most_chunks = 0;
+  int64_t most_chunks = 0, work = 0;
   for (int64_t block = row_blocks - 1; block >= 0; block--) {  // Late rows attend the most: they come first.
     for (int64_t b = 0; b < call.batch; b++) {
       Item item;
@@ -75,6 +76,8 @@ inline void run(const Call& call, const Steps& steps, Workspace& memory) {
       item.first = first_position(call, call.past[b] + item.s0) / kChunk;
       item.last = (call.past[b] + item.s1 - 1) / kChunk;
       most_chunks = std::max(most_chunks, item.last + 1);
+      // Dequantizing a key costs about what four query rows do.
+      work += (call.past[b] + item.s1 - item.first * kChunk) * call.kv_heads * call.head_dim * (item_rows + 4);
       for (item.kv_head = 0; item.kv_head < call.kv_heads; item.kv_head++) {
         if (!spread) {
           items[count++] = item;
@@ -99,7 +102,7 @@ inline void run(const Call& call, const Steps& steps, Workspace& memory) {
     for (int64_t i = 0; i < count; i++) partials.unfinished[items[i].b * call.kv_heads + items[i].kv_head]++;
   }
 
-  const int64_t workers = std::min<int64_t>(threads, count);
+  const int64_t workers = work < kSerialWork ? std::min<int64_t>(count, 1) : std::min<int64_t>(threads, count);
   const size_t size = (Scratch::floats(item_rows, call.head_dim, padded) + 15) / 16 * 16;
   float* scratch = memory.scratch.reserve(size * workers);
   std::atomic<int64_t> next{0};

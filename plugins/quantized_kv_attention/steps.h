@@ -10,6 +10,7 @@
 // GCC 12 takes the undefined operand inside its own AVX-512 intrinsics for ours (its bug 105593).
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 
 #include "cpu_features.h"
 #include "quantized_kv_attention/attention_call.h"

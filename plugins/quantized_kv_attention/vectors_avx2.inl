@@ -40,12 +40,15 @@ static inline float maximum(Vector v) {
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 
-static inline Vector load_int8(const int8_t* p, int) {
+static inline Vector load_int8(const int8_t* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 }
-static inline Vector load_half(const uint16_t* p, int) {
+static inline Vector load_half(const uint16_t* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
+// The first eight, which here are all.
+static inline Vector load_eight_int8(const int8_t* p) { return load_int8(p); }
+static inline Vector load_eight_half(const uint16_t* p) { return load_half(p); }
 // Whole numbers in [-127, 127].
 static inline void store_int8(int8_t* p, Vector v) {
   const __m256i wide = _mm256_cvtps_epi32(v);
@@ -59,8 +62,13 @@ static inline void store_half(uint16_t* p, Vector v) {
 // Channels [0, dim) of `count` <= kWidth rows: keys[d * kBlock + row] = element * scales[d / group * kBlock + row].
 // Rows from `count` on become 0, as their scales are. Both work on 8 x 8 elements.
 static inline void transpose_int8(const int8_t* rows, int count, int dim, const float* scales, int group, float* keys) {
-  for (int d0 = 0; d0 < dim; d0 += 8) {
-    const Vector scale = load(scales + d0 / group * kBlock);
+  Vector scale = splat(0);
+  for (int d0 = 0, left = 0; d0 < dim; d0 += 8, left -= 8) {
+    if (left == 0) {  // The next group begins.
+      scale = load(scales);
+      scales += kBlock;
+      left = group;
+    }
     __m128i r[8];
     for (int i = 0; i < 8; i++) {
       r[i] = i < count ? _mm_loadl_epi64(reinterpret_cast<const __m128i*>(rows + static_cast<int64_t>(i) * dim + d0))

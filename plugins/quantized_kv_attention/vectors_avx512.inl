@@ -39,21 +39,25 @@ static inline float maximum(Vector v) {
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 
-// `count` elements, 8 or 16; the others are 0 and their memory is not read.
-static inline Vector load_int8(const int8_t* p, int count) {
-  const __mmask16 mask = static_cast<__mmask16>((1u << count) - 1);
-  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(mask, p)));
+static inline Vector load_int8(const int8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
-static inline Vector load_half(const uint16_t* p, int count) {
-  const __mmask16 mask = static_cast<__mmask16>((1u << count) - 1);
-  return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, p));
+static inline Vector load_half(const uint16_t* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+// The first eight; the others are 0 and their memory is not read.
+static inline Vector load_eight_int8(const int8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+static inline Vector load_eight_half(const uint16_t* p) {
+  return _mm512_cvtph_ps(_mm256_zextsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
 
 // Channels [0, dim) of `count` <= kWidth rows: keys[d * kBlock + row] = element * scales[d / group * kBlock + row].
 // Rows from `count` on become 0, as their scales are. Sixteen rows of 64 bytes at a time: each 128-bit lane is a 16 x 16 transposition.
 static inline void transpose_int8(const int8_t* rows, int count, int dim, const float* scales, int group, float* keys) {
-  const __mmask16 valid = static_cast<__mmask16>((1u << count) - 1);
-  for (int d0 = 0; d0 < dim; d0 += 64) {
+  Vector scale = splat(0);
+  for (int d0 = 0, left = 0; d0 < dim; d0 += 64) {
     const int width = dim - d0 < 64 ? dim - d0 : 64;
     const __mmask64 mask = width == 64 ? ~__mmask64{0} : (__mmask64{1} << width) - 1;
     __m512i r[16], t[16];
@@ -82,12 +86,15 @@ static inline void transpose_int8(const int8_t* rows, int count, int dim, const 
       _mm512_store_si512(columns[2 * j], _mm512_unpacklo_epi64(t[j], t[8 + j]));
       _mm512_store_si512(columns[2 * j + 1], _mm512_unpackhi_epi64(t[j], t[8 + j]));
     }
-    for (int d = 0; d < width; d += 8) {
-      const Vector scale = _mm512_maskz_loadu_ps(valid, scales + (d0 + d) / group * kBlock);
-      for (int i = d; i < d + 8; i++) {
-        const __m128i column = _mm_load_si128(reinterpret_cast<const __m128i*>(columns[i % 16] + i / 16 * 16));
-        store(keys + (d0 + i) * kBlock, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(column)) * scale);
+    for (int d = 0; d < width; d += 8, left -= 8) {
+      if (left == 0) {  // The next group begins.
+        scale = load(scales);
+        scales += kBlock;
+        left = group;
       }
+      const int8_t* column = columns[d % 16] + d / 16 * 16;
+      float* out = keys + (d0 + d) * kBlock;
+      for (int j = 0; j < 8; j++) store(out + j * kBlock, load_int8(column + j * 64) * scale);
     }
   }
 }

@@ -39,16 +39,19 @@ static inline float maximum(Vector v) {
   return m;
 }
 
-static inline Vector load_int8(const int8_t* p, int) {
+static inline Vector load_int8(const int8_t* p) {
   Vector v;
   for (int i = 0; i < kWidth; i++) v[i] = p[i];
   return v;
 }
-static inline Vector load_half(const uint16_t* p, int) {
+static inline Vector load_half(const uint16_t* p) {
   Vector v;
   for (int i = 0; i < kWidth; i++) v[i] = half_to_float(p[i]);
   return v;
 }
+// The first eight, which here are all.
+static inline Vector load_eight_int8(const int8_t* p) { return load_int8(p); }
+static inline Vector load_eight_half(const uint16_t* p) { return load_half(p); }
 // Whole numbers in [-127, 127].
 static inline void store_int8(int8_t* p, Vector v) {
   for (int i = 0; i < kWidth; i++) p[i] = static_cast<int8_t>(static_cast<int>(v[i]));
