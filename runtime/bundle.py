@@ -13,6 +13,7 @@ from specexport.runtime.manifest_json import ManifestError
 from specexport.runtime.ops import available_ops, check_ops
 
 CHUNK_BYTES = 4 << 20
+REFUSED = {"failed_accuracy": "failed its accuracy gate", "building": "is of a build that did not end"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +42,7 @@ def open_bundle(
     Args:
         directory: What `specexport build` made.
         verify: Hash every file. Without it only presence and sizes are checked.
-        allow_failed: Accept a bundle whose accuracy gate failed.
+        allow_failed: Accept a bundle whose accuracy gate failed or whose build did not end.
         backend: The engine that will run.
 
     Raises:
@@ -51,9 +52,9 @@ def open_bundle(
     manifest = Manifest.read(root)
     where = str(root / MANIFEST_NAME)
     check_ops(manifest.ops, available_ops(), where)
-    if manifest.status == "failed_accuracy" and not allow_failed:
+    if manifest.status in REFUSED and not allow_failed:
         raise ManifestError(
-            f"{where}: this bundle failed its accuracy gate (status failed_accuracy); rebuild it, "
+            f"{where}: this bundle {REFUSED[manifest.status]} (status {manifest.status}); rebuild it, "
             "or load it with allow_failed=True (--allow-failed) to look into it"
         )
     _check_draft(manifest, where)

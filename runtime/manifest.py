@@ -13,7 +13,7 @@ from specexport.runtime.manifest_json import ManifestError, build, read_json
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
-STATUSES = ("ok", "failed_accuracy", "not_compared")
+STATUSES = ("ok", "failed_accuracy", "not_compared", "building")
 
 Json = Mapping[str, Any]
 
