@@ -15,7 +15,7 @@ def activation_of(value: ir.Value | None) -> tuple[str, ir.Value, list[ir.Node]]
     Knows x * sigmoid(x), Relu, Gelu, and the tanh approximation of Gelu written out.
     """
     node = None if value is None else value.producer()
-    if node is None or node.domain:
+    if node is None or node.domain or not node.inputs:
         return None
     x = node.inputs[0]
     if node.op_type == "Relu" and x is not None:

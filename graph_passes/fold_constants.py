@@ -35,7 +35,9 @@ class FoldConstantsPass(GraphPass):
         for node in list(model.graph):
             if node.domain:
                 continue
-            if self._is_identity(node):
+            if node.op_type == "Constant":
+                self._lift(model.graph, node)
+            elif self._is_identity(node):
                 source = node.inputs[0]
                 assert source is not None
                 replace(node.outputs[0], source)
@@ -44,6 +46,16 @@ class FoldConstantsPass(GraphPass):
                 self._fold_small(model.graph, node)
             elif node.op_type in _OPERATORS:
                 self._fold_weight(model.graph, node)
+
+    def _lift(self, graph: ir.Graph, node: ir.Node) -> None:
+        """Constants become initializers, equal ones the same."""
+        array = small_constant(node.outputs[0])
+        if array is None or array.size > 64:
+            return
+        values = "_".join(str(v) for v in array.ravel().tolist())
+        shape = "x".join(map(str, array.shape)) or "scalar"
+        replace(node.outputs[0], constant(graph, f"{array.dtype}_{shape}_{values}", array))
+        self.match()
 
     def _is_identity(self, node: ir.Node) -> bool:
         source, output = node.inputs[0] if node.inputs else None, node.outputs[0]
