@@ -44,15 +44,13 @@ class ChatTemplate:
         Raises:
             ChatTemplateError: The template refuses, or fails on, the messages.
         """
-        import jinja2
-
         values = {"documents": None, **self._special_tokens, **variables}
         try:
             text: str = self._template.render(
                 messages=list(messages), tools=tools, add_generation_prompt=add_generation_prompt, **values
             )
-        except (jinja2.TemplateError, TypeError, ValueError, OverflowError) as error:
-            raise ChatTemplateError(f"the chat template refuses the messages: {error}") from None
+        except Exception as error:  # a template is code from outside: it may raise anything
+            raise ChatTemplateError(f"the chat template refuses the messages: {' '.join(str(error).split())}") from None
         return text
 
 
