@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -69,10 +70,10 @@ def cli() -> None:
     """Compile a Hugging Face causal language model into a matched pair of engines that decode speculatively."""
 
 
-def main() -> None:
-    """Entry point of the `specexport` script."""
+def main(arguments: Sequence[str] | None = None, *, standalone_mode: bool = True) -> None:
+    """Entry point of the `specexport` script; ``arguments`` default to the process's own."""
     try:
-        cli(prog_name="specexport")
+        cli.main(arguments, prog_name="specexport", standalone_mode=standalone_mode)
     except BrokenPipeError:  # the reader went away (`| head`): not our error
         sys.stderr.close()
         sys.exit(1)

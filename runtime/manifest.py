@@ -181,7 +181,7 @@ class Manifest:
 
     def to_json(self) -> dict[str, Any]:
         """Plain dicts and lists, as they stand in the file."""
-        data: dict[str, Any] = dataclasses.asdict(self)
+        data: dict[str, Any] = _plain(dataclasses.asdict(self))
         if self.draft is not None:
             optional = ("max_ngram_size", "layers", "engine")
             data["draft"] = {k: v for k, v in data["draft"].items() if v is not None or k not in optional}
@@ -199,3 +199,10 @@ class Manifest:
         part.write_bytes(self.to_bytes())
         part.replace(path)
         return path
+
+
+def _plain(value: Any) -> Any:
+    """Mappings as dicts and tuples as lists, all the way down."""
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
