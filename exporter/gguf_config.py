@@ -35,8 +35,9 @@ def gguf_config(file: GGUFFile) -> transformers.PretrainedConfig:
             config: transformers.PretrainedConfig = transformers.AutoConfig.from_pretrained(
                 folder, gguf_file=file.path.name, local_files_only=True
             )
-        except (ValueError, KeyError, OSError) as error:
-            raise InputError(f"{file.path}: architecture {file.architecture!r}: {error}") from error
+        except Exception as error:  # A configuration's own checks raise what they like.
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise InputError(f"{file.path}: architecture {file.architecture!r}: {reason}") from error
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     key_length = file.metadata.get(f"{file.architecture}.attention.key_length")

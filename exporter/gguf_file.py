@@ -130,6 +130,10 @@ class _Reader:
             extents[key] = (start, self.position)
         if not isinstance(metadata.get("general.architecture"), str):
             raise InputError(f"{self.path}: the metadata has no general.architecture")
+        if metadata.get("split.count", 1) not in (0, 1):
+            raise InputError(
+                f"{self.path}: one part of {metadata['split.count']}; join them first with llama-gguf-split --merge"
+            )
         start = self.position
         entries = [self.entry() for _ in range(self.count(tensor_count, 24, "tensors"))]
         end = self.position

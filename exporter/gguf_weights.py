@@ -71,12 +71,7 @@ class GGUFWeights:
 
     def _rows(self, entry: _Entry) -> np.ndarray[Any, np.dtype[np.uint8]]:
         raw = self._file.raw(entry.tensor.name)
-        if entry.rows is None:
-            return raw
-        if len(entry.tensor.shape) == 1:  # A vector is one row of bytes; its elements are what moves.
-            raw = raw.reshape(len(entry.rows), -1)
-            return np.asarray(raw[entry.rows]).reshape(1, -1)
-        return np.asarray(raw[entry.rows])
+        return raw if entry.rows is None else np.asarray(raw[entry.rows])
 
 
 def rotary_rows(rows: int, heads: int) -> np.ndarray[Any, np.dtype[np.intp]]:
@@ -112,7 +107,7 @@ def _match(file: GGUFFile, config: transformers.PretrainedConfig, table: Paramet
                 f"{file.path}: tensor {stored!r} has the shape {list(tensor.shape)}, but {name} is {list(shape)}"
             )
         rows = None
-        if interleaved and (part := re.search(r"\.attn_([qk])\.", stored)):
+        if interleaved and (part := re.search(r"\.attn_([qk])\.weight", stored)):
             heads = config.num_attention_heads if part[1] == "q" else config.num_key_value_heads
             rows = rotary_rows(shape[0], heads)
         entries[name] = _Entry(tensor, rows)

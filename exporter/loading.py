@@ -33,8 +33,8 @@ def load_config(source: Source) -> transformers.PretrainedConfig:
             config = transformers.AutoConfig.from_pretrained(
                 source.path, trust_remote_code=source.trust_remote_code, local_files_only=True
             )
-        except (ValueError, KeyError, OSError) as error:
-            reason = str(error).strip().splitlines()[0]
+        except Exception as error:  # A configuration's own checks raise what they like.
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise InputError(
                 f"{source.identity}: transformers {transformers.__version__} cannot read its config.json: {reason}"
             ) from error

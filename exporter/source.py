@@ -73,6 +73,8 @@ def resolve(
     Raises:
         InputError: Nothing by that name (with all that was tried), or files that are missing, cut short or unsafe.
     """
+    if not model.strip():
+        raise InputError("the model is empty; give a hub id, a directory, a GGUF file or a recipe's name")
     path = pathlib.Path(model).expanduser()
     if path.suffix == ".toml" or (not path.exists() and model in recipe_names()):
         recipe = load_recipe(model)

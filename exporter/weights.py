@@ -68,7 +68,7 @@ class WeightStore:
         return self._table.shapes[self._known(name)]
 
     def get(self, name: str) -> _Floats:
-        """A tensor's values: float32, of ``shape(name)``, the caller's own copy or read-only.
+        """A tensor's values: float32, of ``shape(name)``, the caller's own copy, or read-only.
 
         Raises:
             InputError: No such name.
@@ -189,4 +189,5 @@ class _ModuleBackend:
 
 def _float32(tensor: torch.Tensor) -> _Floats:
     values: _Floats = tensor.detach().float().contiguous().numpy()
+    values.flags.writeable = False  # It may be the model's own memory.
     return values

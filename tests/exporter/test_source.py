@@ -53,6 +53,8 @@ def test_nothing_by_that_name_lists_what_was_tried(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(InputError, match=r"no file or directory .*no recipe .*smollm2.*not in the hub's cache"):
         resolve("nobody/nothing", offline=True)
+    with pytest.raises(InputError, match="model is empty"):
+        resolve(" ")
     with pytest.raises(InputError, match=r"no model '\./nothing\.gguf': no file or directory [^;]*; no recipe [^;]*$"):
         resolve("./nothing.gguf")
 
@@ -91,6 +93,9 @@ def test_architectures_that_cannot_be_exported(saved: pathlib.Path, tmp_path: pa
         copy = _copy(saved, tmp_path / model_type, model_type=model_type)
         with pytest.raises(InputError, match=message):
             load_config(resolve(str(copy)))
+    copy = _copy(saved, tmp_path / "mistyped", hidden_size="wide")
+    with pytest.raises(InputError, match=r"cannot read its config\.json.*hidden_size"):
+        load_config(resolve(str(copy)))
 
 
 def test_a_quantized_checkpoint_is_refused_by_method(saved: pathlib.Path, tmp_path: pathlib.Path) -> None:

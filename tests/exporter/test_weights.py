@@ -93,6 +93,8 @@ def test_unquantized_sources_are_quantized_on_request() -> None:
     step = np.abs(values).reshape(64, 4, 32).max(axis=2) / 127
     error = np.abs(weight.dequantize() - values).reshape(64, 4, 32).max(axis=2)
     assert (error <= 0.51 * step).all()
+    with pytest.raises(ValueError, match="read-only"):
+        values[0, 0] = 1
     with pytest.raises(InputError, match=r"no weight 'model\.nothing'"):
         store.get("model.nothing")
 
