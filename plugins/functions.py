@@ -69,7 +69,7 @@ def attach(model: ir.Model) -> bool:
             node.overload = key
             changed = True
         if identifier not in model.functions:
-            model.functions[identifier] = ir.from_proto(function(spec, attributes, present))
+            model.functions[identifier] = ir.serde.deserialize_function(function(spec, attributes, present))
             changed = True
         if model.opset_imports.get(spec.domain) != spec.version:
             model.opset_imports[spec.domain] = spec.version

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from onnx import helper
+
 from specexport.plugins.native.library import library_path
 
 ISAS = ("avx512_vnni", "avx2", "portable")

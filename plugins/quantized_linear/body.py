@@ -112,7 +112,7 @@ def _norm(b: BodyBuilder, a: LinearAttributes, present: Collection[str]) -> str:
 
 
 def _quantized_activations(b: BodyBuilder, a: LinearAttributes, x: str) -> str:
-    """x after quantizing groups of it to int8 and back."""
+    """X after quantizing groups of it to int8 and back."""
     shape = b.op("Shape", x)
     lead = b.op("Shape", x, start=0, end=-1)
     size = b.integers(a.activation_group_size)

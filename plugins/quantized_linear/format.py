@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -63,7 +64,7 @@ class QuantizedWeight:
     """
 
     scheme: QuantizationScheme
-    weight: npt.NDArray[np.generic]
+    weight: npt.NDArray[Any]
     scale: npt.NDArray[np.float16]
     minimum: npt.NDArray[np.float16] | None = None
 
@@ -164,10 +165,10 @@ def quantize(w: npt.NDArray[np.float32], scheme: QuantizationScheme) -> Quantize
 
 def pack_int4(q: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """Pack values 0..15 ``[N, K]`` two to a byte, ``[N, K/2]``; the even column is the low nibble."""
-    return q[:, 0::2] | (q[:, 1::2] << 4)
+    return np.bitwise_or(q[:, 0::2], q[:, 1::2] << 4, dtype=np.uint8)
 
 
-def unpack_int4(packed: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
+def unpack_int4(packed: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     """Undo `pack_int4`: uint8 ``[N, K/2]`` to values 0..15, uint8 ``[N, K]``."""
     rows, half = packed.shape
     q = np.empty((rows, half * 2), np.uint8)
@@ -212,10 +213,13 @@ def _integers(
     """Integers nearest to the values, for the scale and minimum as stored; 0 stands for a scale of 0."""
     step = scale.astype(np.float32)[..., None]
     offset = 0.0 if minimum is None else minimum.astype(np.float32)[..., None]
-    q = np.divide(chunk - offset, step, out=np.zeros_like(chunk), where=step != 0)
+    q: npt.NDArray[np.float32] = np.zeros_like(chunk)
+    np.divide(chunk - offset, step, out=q, where=step != 0)
     np.rint(q, out=q)
     if bits == 8:
-        return np.clip(q, -127 if minimum is None else -128, 127, out=q)
+        np.clip(q, -127 if minimum is None else -128, 127, out=q)
+        return q
     if minimum is None:
         q += 8
-    return np.clip(q, 0, 15, out=q)
+    np.clip(q, 0, 15, out=q)
+    return q

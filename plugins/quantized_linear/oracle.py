@@ -42,11 +42,12 @@ def oracle(inputs: Mapping[str, Any], attributes: Mapping[str, Any]) -> dict[str
         y = _activate(y, a.activation)
     if inputs.get("residual") is not None:
         y = y + inputs["residual"]
-    return {"y": y.astype(np.float32)}
+    with np.errstate(over="ignore"):
+        return {"y": y.astype(np.float32)}
 
 
 def dequantized(
-    weight: npt.NDArray[np.generic],
+    weight: npt.NDArray[Any],
     scale: npt.NDArray[np.float16] | None,
     minimum: npt.NDArray[np.float16] | None,
     a: LinearAttributes,
@@ -79,7 +80,7 @@ def normed(x: Float32, weight: Float32 | None, bias: Float32 | None, a: LinearAt
             wide = wide * weight
         if bias is not None:
             wide = wide + bias
-    return wide.astype(np.float32)
+    return np.asarray(wide, np.float32)
 
 
 def quantize_activations(x: Float32) -> tuple[npt.NDArray[np.int8], Float32]:
@@ -100,12 +101,13 @@ def quantize_activations(x: Float32) -> tuple[npt.NDArray[np.int8], Float32]:
 def _activate(v: Float64, activation: str) -> Float64:
     with np.errstate(over="ignore"):
         if activation == "silu":
-            return v / (1 + np.exp(-v))
+            return np.asarray(v / (1 + np.exp(-v)), np.float64)
         if activation == "relu":
-            return np.where(v < 0, 0, v)
+            return np.where(v < 0, 0.0, v)
         if activation == "gelu":
             half_erfc = np.vectorize(lambda z: 0.5 * math.erfc(z), otypes=[np.float64])
             return np.asarray(v * half_erfc(-v / math.sqrt(2)), np.float64)
         if activation == "gelu_tanh":
-            return 0.5 * v * (1 + np.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v**3)))
+            tanh = np.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v**3))
+            return np.asarray(0.5 * v * (1 + tanh), np.float64)
     return v

@@ -16,6 +16,8 @@ Every block is a whole number of cache lines, and its integers are unsigned, as 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -32,7 +34,7 @@ def packed_nbytes(n: int, k: int, bits: int, group_size: int, has_minimum: bool,
 
 
 def pack(
-    weight: npt.NDArray[np.generic],
+    weight: npt.NDArray[Any],
     scale: npt.NDArray[np.float16] | None,
     minimum: npt.NDArray[np.float16] | None,
     bits: int,
@@ -99,7 +101,7 @@ def _tile_nbytes(k: int, bits: int, group_size: int, has_minimum: bool) -> int:
     return lines * 64 + k * TILE * bits // 8
 
 
-def _tiled(rows: npt.NDArray[np.generic], fill: int) -> npt.NDArray[np.generic]:
+def _tiled(rows: npt.NDArray[Any], fill: int) -> npt.NDArray[Any]:
     """``[N, columns]`` to contiguous ``[tiles, columns, 16]``."""
     missing = -rows.shape[0] % TILE
     if missing:
@@ -108,7 +110,7 @@ def _tiled(rows: npt.NDArray[np.generic], fill: int) -> npt.NDArray[np.generic]:
 
 
 def _pack_rows(
-    weight: npt.NDArray[np.generic],
+    weight: npt.NDArray[Any],
     scale: npt.NDArray[np.float16],
     minimum: npt.NDArray[np.float16] | None,
     bits: int,
@@ -116,6 +118,7 @@ def _pack_rows(
 ) -> npt.NDArray[np.uint8]:
     """Rows of one half to ``[tiles, bytes]``; a last block of one group still carries the room of two."""
     groups = scale.shape[1]
+    q: npt.NDArray[Any]
     if bits == 4:
         q, zero = unpack_int4(weight), 8 if minimum is None else 0
     else:
@@ -124,6 +127,7 @@ def _pack_rows(
     if missing:
         q = np.concatenate([q, np.full((missing, q.shape[1]), zero, np.uint8)])
     tiles = q.shape[0] // TILE
+    lines: npt.NDArray[Any]
     if bits == 4:
         octets = q.reshape(tiles, TILE, -1, 2, 4)
         lines = octets[:, :, :, 0] | (octets[:, :, :, 1] << 4)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from one_node import machine, one_node, run, session
+
 from specexport.plugins import functions
 from specexport.plugins.quantized_embedding import reference
 from specexport.plugins.quantized_embedding.spec import INPUTS, SPEC

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from one_node import available_isas, machine, one_node, run, session
+
 from specexport.plugins import functions
 from specexport.plugins.quantized_linear import reference
 from specexport.plugins.quantized_linear.oracle import dequantized, normed, quantize_activations
