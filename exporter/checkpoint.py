@@ -110,10 +110,10 @@ def _stored(file: pathlib.Path, name: str, entry: Any, base: int, size: int) -> 
         raise InputError(f"{file}: the entry of {name!r} is malformed")
     width = {**FLOATS, **_INTEGERS, **_OTHERS}.get(dtype)
     if width is not None and stop - start != math.prod(shape) * width:
-        raise InputError(f"{file}: {name} ({dtype} {list(shape)}) cannot be {stop - start} bytes")
+        raise InputError(f"{file}: {name!r} ({dtype!r} {list(shape)}) cannot be {stop - start} bytes")
     if base + stop > size:
         raise InputError(
-            f"{file}: cut short: {name} needs bytes up to {base + stop}, the file has {size}; download it again"
+            f"{file}: cut short: {name!r} needs bytes up to {base + stop}, the file has {size}; download it again"
         )
     return StoredTensor(file, dtype, shape, base + start, stop - start)
 

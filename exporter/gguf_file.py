@@ -176,18 +176,18 @@ class _Reader:
         if kind == _STRING:
             return self.text()
         if kind != _ARRAY:
-            raise InputError(f"{self.path}: {key} has the unknown value type {kind}")
+            raise InputError(f"{self.path}: {key!r} has the unknown value type {kind}")
         element, count = self.take("IQ")
         if element in _SCALARS:
             width = struct.calcsize("<" + _SCALARS[element])
-            self.count(count, width, f"values in {key}")
+            self.count(count, width, f"values in {key!r}")
             if count <= _SMALL_ARRAY:
                 return list(self.take(f"{count}{_SCALARS[element]}"))
             self.position += count * width
             return LongArray(count)
         if element != _STRING:
-            raise InputError(f"{self.path}: {key} is an array of the unsupported value type {element}")
-        for _ in range(self.count(count, 8, f"texts in {key}")):
+            raise InputError(f"{self.path}: {key!r} is an array of the unsupported value type {element}")
+        for _ in range(self.count(count, 8, f"texts in {key!r}")):
             (length,) = self.take("Q")
             self.position += self.count(length, 1, "bytes of text")
         return LongArray(count)

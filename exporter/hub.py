@@ -51,7 +51,7 @@ def fetch_snapshot(
         if isinstance(error, huggingface_hub.errors.RevisionNotFoundError):
             raise InputError(f"the hub has no revision {revision!r} of {repo_id}") from error
         # Whatever a network can do wrong: the cache may still have it.
-        return _cached(repo_id, revision, f"the hub cannot be reached ({_line(error)})")
+        return _cached(repo_id, revision, f"the hub did not give it ({_line(error)})")
     return pathlib.Path(folder), str(info.sha)
 
 

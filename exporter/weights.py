@@ -113,6 +113,8 @@ def directory_backend(directory: pathlib.Path, table: ParameterTable) -> tuple[W
             return None, f"the files hold no {name}"
         if backend.shapes[stored] != shape:
             return None, f"{stored} is {list(backend.shapes[stored])} in the files and {list(shape)} in the model"
+        if backend.dtypes.get(stored, "F32") not in FLOATS:
+            return None, f"{stored} is stored as {backend.dtypes[stored]}"
         places[name] = stored
     used = {member for name in places for member in table.members(name)}
     left = [name for name in backend.shapes if name not in used and not name.endswith(("inv_freq", ".attn.bias"))]
@@ -137,6 +139,7 @@ class _SafetensorsBackend:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._tensors = checkpoint.tensors
         self.shapes = {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
+        self.dtypes = {name: tensor.dtype for name, tensor in checkpoint.tensors.items()}
         self.description = f"{len(checkpoint.files)} safetensors file{'s' * (len(checkpoint.files) > 1)}, mapped"
 
     def read(self, name: str) -> _Floats:
@@ -164,6 +167,7 @@ class _PickleBackend:
         import torch
 
         self._state: dict[str, torch.Tensor] = {}
+        self.dtypes: dict[str, str] = {}  # Torch converts whatever it loads.
         for file in checkpoint.files:
             mapped = zipfile.is_zipfile(file)  # The format before torch 1.6 cannot be mapped.
             self._state.update(torch.load(file, map_location="cpu", weights_only=True, mmap=mapped))

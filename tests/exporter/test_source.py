@@ -139,7 +139,7 @@ def test_the_hub_is_tried_once_then_its_cache(
     assert str(found) == "owner/cached@0123abcd"
     assert len(calls) == 1
     assert calls[0] <= 10
-    with pytest.raises(InputError, match=r"cannot be reached \(no route to host\)"):
+    with pytest.raises(InputError, match=r"did not give it \(no route to host\)"):
         resolve("owner/elsewhere")
     assert len(calls) == 2
     resolve("owner/cached", offline=True)

@@ -125,7 +125,7 @@ def _safetensors(header: Any, data: bytes = b"") -> bytes:
         (struct.pack("<Q", 100) + b"{}", "cut short"),
         (_safetensors(b"not json"), "not JSON"),
         (_safetensors([1]), "not a table"),
-        (_safetensors({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}, bytes(7)), "cut short.*a needs"),
+        (_safetensors({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}, bytes(7)), "cut short.*'a' needs"),
         (_safetensors({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}, bytes(8)), "cannot be 4 bytes"),
         (_safetensors({"a": {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}}, bytes(8)), "malformed"),
         (_safetensors({"a": {"dtype": "F32", "shape": [2], "data_offsets": [8, 0]}}, bytes(8)), "malformed"),
@@ -180,3 +180,17 @@ def test_a_pickle_that_runs_code_is_refused_and_does_not_run(tmp_path: pathlib.P
     (tmp_path / "pytorch_model.bin").write_bytes(b"PK\x03\x04 cut short")
     with pytest.raises(InputError, match="weights_only"):
         resolve(str(tmp_path))
+
+
+def test_integers_in_place_of_floats_are_left_to_transformers(tmp_path: pathlib.Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    model = tiny_models.build("llama")
+    state = {**model.state_dict(), "model.norm.weight": torch.arange(64, dtype=torch.int32)}
+    model.config.save_pretrained(tmp_path)
+    save_file(state, tmp_path / "model.safetensors")
+    source = resolve(str(tmp_path))
+    store = open_weights(source, load_config(source))
+    assert "model.norm.weight is stored as I32" in store.description
+    np.testing.assert_array_equal(store.get("model.norm.weight"), np.arange(64))
