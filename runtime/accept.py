@@ -1,4 +1,4 @@
-"""Which drafted tokens stay, and which token follows them: numbers in, numbers out."""
+"""Which tokens of a sampling draft stay, and which token follows them: numbers in, numbers out."""
 
 from __future__ import annotations
 
@@ -7,17 +7,6 @@ import numpy as np
 from specexport.runtime.sampling import Doubles, Ints, draw
 
 NO_RESIDUAL = 1e-12  # below this the residual is rounding noise: p and q are equal there, and p is drawn from
-
-
-def match(chosen: Ints, drafted: Ints) -> Ints:
-    """How many drafted tokens [..., k] equal the target's own choices [..., k+1] before the first that differs.
-
-    For greedy decoding and for drafts that put all their probability on one token. The choices were drawn from the
-    target's rows (or are their argmax), so ``chosen[..., :accepted + 1]`` is the output.
-    """
-    same = chosen[..., : drafted.shape[-1]] == drafted
-    count: Ints = np.cumprod(same, axis=-1, dtype=np.int64).sum(axis=-1)
-    return count
 
 
 def residual(target: Doubles, draft: Doubles) -> Doubles:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specexport.runtime.accept import accept, match
+from specexport.runtime.accept import accept
 from specexport.runtime.cache import KVCache
 from specexport.runtime.drafts.base import Context, Proposal, Proposer
 from specexport.runtime.engine import Floats, Model
@@ -72,9 +72,8 @@ class Decoder:
         """How many drafted tokens stay, and the tokens that come out: those and one of the target's own."""
         drafted, rows, sampler = proposal.tokens, proposal.rows, self._sampler
         if rows is None:
-            chosen = sampler.choose(logits, drafted)
-            accepted = int(match(chosen, np.array(drafted, np.int64)))
-            return accepted, tuple(chosen[: accepted + 1].tolist())
+            tokens = sampler.follow(logits, drafted)
+            return len(tokens) - 1, tuple(tokens)
         own = sampler.distributions(logits, drafted)
         support = joint_support(own.support, rows.support)
         count, last = accept(

@@ -53,6 +53,19 @@ class Sampler:
             return self.argmax(logits, chain, first=first, who=who)
         return self.draw(self.distributions(logits, chain, first=first, who=who), Purpose.DRAW, first=first)
 
+    def follow(self, logits: Floats, chain: Sequence[int]) -> list[int]:
+        """The target's own tokens along ``chain``, up to the first that is not the chain's; R is len(chain) + 1.
+
+        The rule for greedy decoding, and the exact one for drafts that put all their probability on one token: all
+        but the last are the accepted ones. Rows behind a difference are not looked at.
+        """
+        tokens: list[int] = []
+        for i in range(len(logits)):
+            tokens.append(int(self.choose(logits[i : i + 1], chain, first=i)[0]))
+            if i < len(chain) and tokens[i] != chain[i]:
+                break
+        return tokens
+
     def argmax(self, logits: Floats, chain: Sequence[int] = (), *, first: int = 0, who: str = "target") -> Ints:
         """The likeliest token of every row, int64 [R]; of equal ones the lowest id."""
         logits = self._prepare(logits, chain, first)

@@ -1,6 +1,6 @@
 """Sampled speculation follows the target's own distribution: chi-square of the joint law of three tokens.
 
-200,000 draws go through the very functions of the loop (`distributions`, `draw`, `uniforms`, `accept`, `match`), all
+200,000 draws go through the very functions of the loop (`distributions`, `draw`, `uniforms`, `accept`), all
 draws at once; the loop itself must give the same tokens for the same seeds, which makes its law the same.
 """
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from runtime_fakes import TableModel, make_pair
 
-from specexport.runtime.accept import accept, match
+from specexport.runtime.accept import accept
 from specexport.runtime.drafts.base import Context
 from specexport.runtime.drafts.model import ModelDraft
 from specexport.runtime.drafts.ngram import NgramDraft, NgramProposer
@@ -106,7 +106,7 @@ def speculate(options: dict, rule=accept) -> np.ndarray:
 
 
 def look_up(options: dict) -> np.ndarray:
-    """The same with prompt lookup: every prefix's proposal by the draft itself, chosen tokens by draw and match."""
+    """The same with prompt lookup: every prefix's proposal, kept while the target draws the same tokens."""
     target = all_rows(models()[0], options)
     length = len(PROMPT)
     tokens = np.full((DRAWS, length + 3 + K), -1)
@@ -123,7 +123,7 @@ def look_up(options: dict) -> np.ndarray:
             p = target[chain[:-1], chain[1:]]
             noise = uniforms(SEEDS[todo, None], position + np.arange(len(p)), Purpose.DRAW)
             chosen = draw(np.broadcast_to(p, (len(todo), *p.shape)), noise)
-            accepted = match(chosen, drafted)
+            accepted = np.cumprod(chosen[:, : len(drafted)] == drafted, axis=1).sum(axis=1).astype(int)
             for i in range(len(p)):
                 stays = i <= accepted
                 tokens[todo[stays], position + i] = chosen[stays, i]
@@ -209,7 +209,7 @@ def test_a_repetition_penalty_leaves_the_targets_law():
     """Through the loop itself: the penalty depends on every token before, drafted ones included."""
     target, draft = TableModel.random(1, 4), TableModel.random(2, 4)
     pair = make_pair(target, ModelDraft(draft))
-    draws, penalty = 6000, 1.5
+    draws, penalty = 2500, 1.5
     options = {"do_sample": True, "top_k": 0, "repetition_penalty": penalty, "num_assistant_tokens": 2}
     tokens = np.array([pair.generate([0, 1], max_new_tokens=4, seed=i, **options).token_ids[:3] for i in range(draws)])
     law = np.zeros((4, 4, 4))

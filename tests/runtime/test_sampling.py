@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specexport.runtime.accept import accept, match, residual
+from specexport.runtime.accept import accept, residual
 from specexport.runtime.noise import Purpose, uniforms
 from specexport.runtime.sampler import Sampler
 from specexport.runtime.sampling import Distributions, SamplingSettings, distributions, draw, penalize, stack
@@ -143,10 +143,13 @@ def test_noise_is_uniform_and_depends_on_each_of_its_three():
     assert uniforms(5, [3, 9], Purpose.DRAFT)[1] == uniforms(5, 9, Purpose.DRAFT)[0]
 
 
-def test_match_counts_the_equal_beginning():
-    chosen = np.array([[1, 2, 3, 9], [1, 7, 3, 9], [0, 2, 3, 9]])
-    assert match(chosen, np.array([[1, 2, 3]] * 3)).tolist() == [3, 1, 0]
-    assert match(np.array([5]), np.array([], np.int64)) == 0
+def test_following_a_chain_ends_at_the_first_difference():
+    logits = np.eye(4, dtype=np.float32)[[1, 2, 3, 0]]
+    sampler = Sampler(SamplingSettings(), 0, 4)
+    assert sampler.follow(logits, [1, 2, 3]) == [1, 2, 3, 0]
+    assert sampler.follow(logits, [1, 3, 3]) == [1, 2]
+    assert sampler.follow(logits, [0, 2, 3]) == [1]
+    assert sampler.follow(logits[:1], []) == [1]
 
 
 def test_accept_by_hand():
