@@ -19,6 +19,9 @@ static inline Vector exponential(Vector x) {
   return select_less(x, splat(-87.0f), splat(0), scale_by_power(p, n));
 }
 
+// Channels as far as vectors reach; a row's memory reaches as far.
+static inline int lanes(int dim) { return (dim + kWidth - 1) / kWidth * kWidth; }
+
 static inline float exponential(float x) {
   float out[kWidth];
   store(out, exponential(splat(x)));
@@ -93,11 +96,12 @@ static void load_values(const CacheSide& side, int64_t at, int count, int dim, i
       const Vector factor = splat(factors[i * groups + g]);
       const int end = d + side.group_size;
       for (; d + kWidth <= end; d += kWidth) store(out + d, load_int8(row + d) * factor);
-      if (d < end) {  // Half a vector: the rest spills into the next group, which is written after it.
-        store(out + d, load_eight_int8(row + d) * factor);
+      if (d < end) {  // Half a vector.
+        store_eight(out + d, load_eight_int8(row + d) * factor);
         d = end;
       }
     }
+    for (int d = dim; d < lanes(dim); d++) out[d] = 0;
   }
 }
 
@@ -147,11 +151,11 @@ static void score_rows(const float* q, int dim, const float* keys, float* scores
 }
 
 template <int R>
-static void weigh_rows(const float* weights, const float* values, int first, int end, int padded, float* sums) {
+static void weigh_rows(const float* weights, const float* values, int first, int end, int dim, int padded, float* sums) {
   int d = 0;
-  for (; d + kKeyVectors * kWidth <= padded; d += kKeyVectors * kWidth)
+  for (; d + kKeyVectors * kWidth <= lanes(dim); d += kKeyVectors * kWidth)
     weigh_tile<R, kKeyVectors>(weights, values + d, first, end, padded, sums + d);
-  for (; d < padded; d += kWidth) weigh_tile<R, 1>(weights, values + d, first, end, padded, sums + d);
+  for (; d < dim; d += kWidth) weigh_tile<R, 1>(weights, values + d, first, end, padded, sums + d);
 }
 
 static void score_some(int rows, const float* q, int dim, const float* keys, float* scores) {
@@ -165,14 +169,15 @@ static void score_some(int rows, const float* q, int dim, const float* keys, flo
   }
 }
 
-static void weigh_some(int rows, const float* weights, const float* values, int first, int end, int padded, float* sums) {
+static void weigh_some(int rows, const float* weights, const float* values, int first, int end, int dim, int padded,
+                       float* sums) {
   switch (rows) {
-    case 1: return weigh_rows<1>(weights, values, first, end, padded, sums);
-    case 2: return weigh_rows<2>(weights, values, first, end, padded, sums);
-    case 3: return weigh_rows<3>(weights, values, first, end, padded, sums);
-    case 4: return weigh_rows<4>(weights, values, first, end, padded, sums);
-    case 5: return weigh_rows<5>(weights, values, first, end, padded, sums);
-    default: return weigh_rows<6>(weights, values, first, end, padded, sums);
+    case 1: return weigh_rows<1>(weights, values, first, end, dim, padded, sums);
+    case 2: return weigh_rows<2>(weights, values, first, end, dim, padded, sums);
+    case 3: return weigh_rows<3>(weights, values, first, end, dim, padded, sums);
+    case 4: return weigh_rows<4>(weights, values, first, end, dim, padded, sums);
+    case 5: return weigh_rows<5>(weights, values, first, end, dim, padded, sums);
+    default: return weigh_rows<6>(weights, values, first, end, dim, padded, sums);
   }
 }
 
@@ -258,7 +263,7 @@ static void attend_positions(const Call& call, const Item& item, int64_t chunk, 
       }
       if (attended.first < attended.end) {
         weigh_some(n, t.scores + static_cast<int64_t>(r) * kChunk + (block - start), t.values, attended.first, attended.end,
-                   padded, t.chunk + static_cast<int64_t>(r) * padded);
+                   dim, padded, t.chunk + static_cast<int64_t>(r) * padded);
       }
       r += n;
     }
@@ -266,17 +271,17 @@ static void attend_positions(const Call& call, const Item& item, int64_t chunk, 
 }
 
 // Puts a chunk's result after those of the chunks before it. A total denominator of 0 stands for none before.
-static inline void merge(const float* sums, float chunk_maximum, float chunk_denominator, int padded, float* total,
+static inline void merge(const float* sums, float chunk_maximum, float chunk_denominator, int dim, float* total,
                          float* total_maximum, float* total_denominator) {
   if (*total_denominator == 0) {
-    __builtin_memcpy(total, sums, sizeof(float) * padded);
+    __builtin_memcpy(total, sums, sizeof(float) * lanes(dim));
     *total_maximum = chunk_maximum;
     *total_denominator = chunk_denominator;
     return;
   }
   const float top = chunk_maximum > *total_maximum ? chunk_maximum : *total_maximum;
   const float before = exponential(*total_maximum - top), now = exponential(chunk_maximum - top);
-  for (int d = 0; d < padded; d += kWidth)
+  for (int d = 0; d < dim; d += kWidth)
     store(total + d, fma(load(sums + d), splat(now), load(total + d) * splat(before)));
   *total_maximum = top;
   *total_denominator = *total_denominator * before + chunk_denominator * now;
@@ -292,7 +297,7 @@ static void finish(const Call& call, const Item& item, int r, float* total, floa
     denominator = denominator * factor + exponential(sink - both);
   }
   const Vector scale = splat(factor) / splat(denominator);
-  for (int d = 0; d < call.padded_dim(); d += kWidth) store(total + d, load(total + d) * scale);
+  for (int d = 0; d < call.head_dim; d += kWidth) store(total + d, load(total + d) * scale);
   const int64_t row = item.b * call.rows + item.s0 + r / call.repeats;
   __builtin_memcpy(call.y + (row * call.q_heads + h) * call.head_dim, total, sizeof(float) * call.head_dim);
 }
@@ -304,7 +309,7 @@ static void attend(const Call& call, const Item& item, const float* queries, con
     attend_positions(call, item, chunk, queries, t);
     for (int r = 0; r < rows; r++) {
       if (t.chunk_denominator[r] == 0) continue;
-      merge(t.chunk + static_cast<int64_t>(r) * padded, t.chunk_maximum[r], t.chunk_denominator[r], padded,
+      merge(t.chunk + static_cast<int64_t>(r) * padded, t.chunk_maximum[r], t.chunk_denominator[r], call.head_dim,
             t.total + static_cast<int64_t>(r) * padded, t.maximum + r, t.denominator + r);
     }
   }
@@ -331,7 +336,7 @@ static void attend_chunk(const Call& call, const Item& item, const float* querie
     for (int64_t chunk = first; chunk <= last; chunk++) {
       const int64_t place = (head * partials.rows + r) * partials.chunks + chunk;
       if (partials.denominators[place] == 0) continue;
-      merge(partials.sums + place * padded, partials.maxima[place], partials.denominators[place], padded, t.total, &top,
+      merge(partials.sums + place * padded, partials.maxima[place], partials.denominators[place], call.head_dim, t.total, &top,
             &denominator);
     }
     finish(call, item, r, t.total, top, denominator);

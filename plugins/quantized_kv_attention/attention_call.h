@@ -6,6 +6,8 @@
 #include <cstdlib>
 #include <new>
 
+#include "cpu_features.h"
+
 namespace specexport::attention {
 
 // Cache positions are walked in chunks and, inside, in blocks, both at absolute positions: what a query row computes
@@ -127,7 +129,9 @@ struct Steps {
                        const Partials& partials);
 };
 
-// Cache positions [first, last) that the row at `position` attends.
+Steps steps(Isa isa);
+
+// The first cache position that the row at `position` attends; the last is its own.
 inline int64_t first_position(const Call& call, int64_t position) {
   return call.window > 0 && position + 1 > call.window ? position + 1 - call.window : 0;
 }

@@ -1,4 +1,4 @@
-// The steps of attention for every instruction set, from one source each.
+// The steps of attention for every instruction set, from one source. Included by cpu.cc only.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,6 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
 
-#include "cpu_features.h"
 #include "quantized_kv_attention/attention_call.h"
 #include "quantized_kv_attention/half.h"
 
@@ -48,7 +47,7 @@ namespace avx512 {
 #pragma GCC pop_options
 #endif
 
-inline Steps steps(Isa isa) {
+Steps steps(Isa isa) {
 #if defined(__x86_64__)
   // A head dimension is a multiple of 8, so preparing rows stays with vectors of eight.
   if (isa == Isa::kAvx512Vnni) return {avx2::prepare, avx512::attend, avx512::attend_chunk};

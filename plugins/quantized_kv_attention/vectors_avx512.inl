@@ -53,6 +53,8 @@ static inline Vector load_eight_half(const uint16_t* p) {
   return _mm512_cvtph_ps(_mm256_zextsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
 
+static inline void store_eight(float* p, Vector v) { _mm256_storeu_ps(p, _mm512_castps512_ps256(v)); }
+
 // Channels [0, dim) of `count` <= kWidth rows: keys[d * kBlock + row] = element * scales[d / group * kBlock + row].
 // Rows from `count` on become 0, as their scales are. Sixteen rows of 64 bytes at a time: each 128-bit lane is a 16 x 16 transposition.
 static inline void transpose_int8(const int8_t* rows, int count, int dim, const float* scales, int group, float* keys) {

@@ -52,6 +52,7 @@ static inline Vector load_half(const uint16_t* p) {
 // The first eight, which here are all.
 static inline Vector load_eight_int8(const int8_t* p) { return load_int8(p); }
 static inline Vector load_eight_half(const uint16_t* p) { return load_half(p); }
+static inline void store_eight(float* p, Vector v) { store(p, v); }
 // Whole numbers in [-127, 127].
 static inline void store_int8(int8_t* p, Vector v) {
   for (int i = 0; i < kWidth; i++) p[i] = static_cast<int8_t>(static_cast<int>(v[i]));

@@ -119,22 +119,26 @@ def test_body_in_the_reference_evaluator_equals_oracle(case: tuple[Inputs, dict[
 
 
 @pytest.mark.parametrize("isa", available_isas())
-@pytest.mark.parametrize("key_bits", [16, 8])
-@pytest.mark.parametrize("rotary_interleaved", [0, 1])
-def test_long_prefill_over_a_long_past_equals_oracle(isa: str, key_bits: int, rotary_interleaved: int) -> None:
+@pytest.mark.parametrize(("head_dim", "group_size"), [(64, 32), (16, 8), (40, 8), (80, 40)])
+@pytest.mark.parametrize(("bits", "rotary_interleaved"), [(16, 0), (8, 1)])
+def test_long_prefill_over_a_long_past_equals_oracle(
+    isa: str, head_dim: int, group_size: int, bits: int, rotary_interleaved: int
+) -> None:
     inputs, attributes = random_inputs(
         np.random.default_rng(1),
         batch=2,
-        rows=90,
-        q_num_heads=6,
-        kv_num_heads=2,
-        head_dim=64,
-        capacity=700,
-        past_length=[0, 600],
-        query_length=[90, 77],
-        key_bits=key_bits,
-        key_group_size=32,
-        rotary_dim=16,
+        rows=70,
+        q_num_heads=3,
+        kv_num_heads=1,
+        head_dim=head_dim,
+        capacity=500,
+        past_length=[0, 400],
+        query_length=[70, 61],
+        key_bits=bits,
+        value_bits=bits,
+        key_group_size=group_size,
+        value_group_size=group_size,
+        rotary_dim=8,
         rotary_interleaved=rotary_interleaved,
     )
     with kernels(isa):
