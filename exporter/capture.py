@@ -48,7 +48,8 @@ def skeleton(config: Any) -> torch.nn.Module:
         raise CaptureError(f"{architecture} is an encoder-decoder; only decoder-only models are supported")
     with attention_hook(), no_init_weights(), quiet():
         try:
-            model: torch.nn.Module = transformers.AutoModelForCausalLM.from_config(
+            factory: Any = transformers.AutoModelForCausalLM
+            model: torch.nn.Module = factory.from_config(
                 config, dtype=torch.float32, attn_implementation=ATTENTION_NAME
             )
         except ValueError as error:
@@ -69,9 +70,7 @@ def skeleton(config: Any) -> torch.nn.Module:
     return model.eval()
 
 
-def capture(
-    module: torch.nn.Module, *, context_length: int, progress: Progress | None = None
-) -> ir.Model:
+def capture(module: torch.nn.Module, *, context_length: int, progress: Progress | None = None) -> ir.Model:
     """Trace ``module`` into an ONNX graph whose weights are references.
 
     Args:
@@ -126,7 +125,8 @@ def capture(
         if cause is not None:
             raise CaptureError(f"{architecture}: {cause}") from error
         raise CaptureError(f"{architecture} cannot be traced by torch.export: {_first(error)}") from error
-    expected = int(module.config.get_text_config().num_hidden_layers)
+    config: Any = module.config
+    expected = int(config.get_text_config().num_hidden_layers)
     if sorted(log.layers) != list(range(expected)):
         raise CaptureError(
             f"{architecture}: {len(log.layers)} of {expected} layers call Transformers' attention interface; "

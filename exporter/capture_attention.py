@@ -106,9 +106,7 @@ def _inspect(function: Callable[..., Any], log: AttentionLog) -> None:
     """Walk the closures of a mask function; refuse what is neither causal nor a sliding window."""
     kind = function.__qualname__.split(".", maxsplit=1)[0]
     if kind not in _CAUSAL:
-        raise CaptureError(
-            f"the model masks attention by {kind}; supported are causal attention and sliding windows"
-        )
+        raise CaptureError(f"the model masks attention by {kind}; supported are causal attention and sliding windows")
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
     if "sliding_window" in cells:
         log.masked_windows.add(int(cells["sliding_window"].cell_contents))

@@ -43,7 +43,7 @@ def finish(model: ir.Model, module: torch.nn.Module) -> ir.Model:
             continue
         del graph.initializers[value.name]
         value.name = first
-        value.const_value = NamedWeight(first, tensor.dtype, ir.Shape(tensor.shape))
+        value.const_value = NamedWeight(first, tensor.dtype, ir.Shape([int(str(d)) for d in tensor.shape]))
         graph.initializers[first] = value
     graph.outputs[0].name = "logits"
     _name_axes(graph)

@@ -25,7 +25,7 @@ def probe_rms_norm(module: Any) -> RMSNormStyle | None:
     epsilon = next((getattr(module, a) for a in ("variance_epsilon", "eps", "epsilon") if hasattr(module, a)), None)
     if weight is None or weight.dim() != 1 or not isinstance(epsilon, float):
         return None
-    clone = type(module).__new__(type(module))
+    clone: Any = object.__new__(type(module))
     clone.__dict__ = {**copy.copy(module.__dict__), "_parameters": {}}
     generator = torch.Generator().manual_seed(0)
     trial = torch.randn(weight.shape, generator=generator)

@@ -31,26 +31,24 @@ def register() -> dict[Any, Callable[..., Any]]:
         "(Tensor q, Tensor k, Tensor v, Tensor? sinks, int layer, float scale, int window, float softcap) -> Tensor",
         lambda q, *_: q.transpose(1, 2).contiguous(),
     )
-    rotary = define(
-        "rotary", "(Tensor x, Tensor cos, Tensor sin, bool interleaved) -> Tensor", lambda x, *_: x.clone()
-    )
-    rms_norm = define(
-        "rms_norm", "(Tensor x, Tensor weight, float epsilon) -> Tensor", lambda x, *_: x.clone()
-    )
+    rotary = define("rotary", "(Tensor x, Tensor cos, Tensor sin, bool interleaved) -> Tensor", lambda x, *_: x.clone())
+    rms_norm = define("rms_norm", "(Tensor x, Tensor weight, float epsilon) -> Tensor", lambda x, *_: x.clone())
 
-    @attention.register_fake
-    def _(q: Any, k: Any, v: Any, sinks: Any, layer: int, scale: float, window: int, softcap: float) -> Any:
+    def fake_attention(
+        q: Any, k: Any, v: Any, sinks: Any, layer: int, scale: float, window: int, softcap: float
+    ) -> Any:
         batch, heads, rows, _ = q.shape
         return q.new_empty(batch, rows, heads, v.shape[-1])
 
-    @rotary.register_fake
-    def _(x: Any, cos: Any, sin: Any, interleaved: bool) -> Any:
+    def fake_rotary(x: Any, cos: Any, sin: Any, interleaved: bool) -> Any:
         return torch.empty_like(x, memory_format=torch.contiguous_format)
 
-    @rms_norm.register_fake
-    def _(x: Any, weight: Any, epsilon: float) -> Any:
+    def fake_rms_norm(x: Any, weight: Any, epsilon: float) -> Any:
         return torch.empty_like(x, memory_format=torch.contiguous_format)
 
+    attention.register_fake(fake_attention)
+    rotary.register_fake(fake_rotary)
+    rms_norm.register_fake(fake_rms_norm)
     return _translations(torch.ops.specexport)
 
 
@@ -69,8 +67,9 @@ def _translations(ops: Any) -> dict[Any, Callable[..., Any]]:
                 schema.FormalParameter(
                     name,
                     "T",
-                    param_option=schema.FormalParameterOption.Optional if name == "sinks" else
-                    schema.FormalParameterOption.Single,
+                    param_option=schema.FormalParameterOption.Optional
+                    if name == "sinks"
+                    else schema.FormalParameterOption.Single,
                 )
                 for name in ("q", "k", "v", "sinks")
             ],
@@ -86,9 +85,7 @@ def _translations(ops: Any) -> dict[Any, Callable[..., Any]]:
     )
     domain = Opset(CAPTURE_DOMAIN, 1)
 
-    def attention(
-        q: Any, k: Any, v: Any, sinks: Any, layer: int, scale: float, window: int, softcap: float
-    ) -> Any:
+    def attention(q: Any, k: Any, v: Any, sinks: Any, layer: int, scale: float, window: int, softcap: float) -> Any:
         inputs = (q, k, v) if sinks is None else (q, k, v, sinks)
         return domain.Attention(*inputs, layer=layer, scale=scale, window=window, softcap=softcap)
 

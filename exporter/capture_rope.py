@@ -31,8 +31,7 @@ def find_rotary_modules(model: Any) -> dict[str, Any]:
     return {
         name: module
         for name, module in model.named_modules()
-        if "RotaryEmbedding" in type(module).__name__
-        and "position_ids" in inspect.signature(module.forward).parameters
+        if "RotaryEmbedding" in type(module).__name__ and "position_ids" in inspect.signature(module.forward).parameters
     }
 
 

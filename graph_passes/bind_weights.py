@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from specexport.graph_passes.infrastructure import GraphPass
 from specexport.graph_passes.plan import WeightSource
-from specexport.graph_passes.tensors import NamedWeight
+from specexport.graph_passes.tensors import NamedWeight, dims
 
 
 class BindWeightsPass(GraphPass):
@@ -21,5 +21,5 @@ class BindWeightsPass(GraphPass):
         for name, value in model.graph.initializers.items():
             tensor = value.const_value
             if isinstance(tensor, NamedWeight) and not tensor.bound:
-                value.const_value = NamedWeight(name, tensor.dtype, ir.Shape(tensor.shape), self._source.get)
+                value.const_value = NamedWeight(name, tensor.dtype, ir.Shape(dims(value)), self._source.get)
                 self.match()

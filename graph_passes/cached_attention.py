@@ -1,4 +1,4 @@
-"""The captured attention becomes specexport::QuantizedKVAttention, which holds RoPE, the per-head norm and the cache."""
+"""The captured attention becomes specexport::QuantizedKVAttention, with RoPE, per-head norms and the cache inside."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ import onnx_ir as ir
 
 from specexport.graph_passes.attention_heads import HeadNorm, Heads, Rotary, walk
 from specexport.graph_passes.infrastructure import GraphPass
-from specexport.graph_passes.matching import attribute, insert_before, integers, only_user, rank, replace, shaped, static
+from specexport.graph_passes.matching import (
+    attribute,
+    insert_before,
+    integers,
+    only_user,
+    rank,
+    replace,
+    shaped,
+    static,
+)
 from specexport.graph_passes.plan import PassPlan, cache_group_size
 from specexport.graph_passes.tensors import constant
 from specexport.plugins.quantized_kv_attention.spec import SPEC, QuantizedKVAttentionAttributes
@@ -41,9 +50,7 @@ class CachedAttentionPass(GraphPass):
         if not nodes:
             return
         past_length = next(value for value in graph.inputs if value.name == "past_length")
-        query_length = ir.Value(
-            name="query_length", shape=ir.Shape(["batch"]), type=ir.TensorType(ir.DataType.INT64)
-        )
+        query_length = ir.Value(name="query_length", shape=ir.Shape(["batch"]), type=ir.TensorType(ir.DataType.INT64))
         graph.inputs.insert(graph.inputs.index(past_length) + 1, query_length)
         for node in sorted(nodes, key=lambda node: int(attribute(node, "layer"))):
             self._rewrite_layer(graph, node, past_length, query_length)

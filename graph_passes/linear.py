@@ -221,5 +221,3 @@ def _without_flattening(x: ir.Value, output: ir.Value) -> tuple[ir.Value, ir.Val
     if [str(d) for d in source.shape][:2] != [str(d) for d in target.shape][:2]:
         return x, output
     return source, target
-
-

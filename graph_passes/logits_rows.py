@@ -6,7 +6,16 @@ import numpy as np
 import onnx_ir as ir
 
 from specexport.graph_passes.infrastructure import GraphPass
-from specexport.graph_passes.matching import insert_before, only_user, producer, rank, replace, shaped, static, unwrapped
+from specexport.graph_passes.matching import (
+    insert_before,
+    only_user,
+    producer,
+    rank,
+    replace,
+    shaped,
+    static,
+    unwrapped,
+)
 from specexport.graph_passes.tensors import constant
 
 _ROWWISE = ("RMSNormalization", "LayerNormalization")

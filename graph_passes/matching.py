@@ -19,7 +19,7 @@ def producer(value: ir.Value | None, op_type: str, domain: str = "") -> ir.Node 
 
 def only_user(value: ir.Value) -> ir.Node | None:
     """The one node that uses ``value``; None if there are more, none, or it is an output of the graph."""
-    uses = value.uses()
+    uses = list(value.uses())
     return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
 
 

@@ -30,7 +30,7 @@ def portable_passes(plan: PassPlan) -> tuple[GraphPass, ...]:
     matrices = Matrices(plan.weights)
     return (
         BindWeightsPass(plan.weights),  # first: folded weights are computed from bound ones
-        FoldConstantsPass(),  # before all matching: the passes below look for constants and not for how they are spelled
+        FoldConstantsPass(),  # before all matching: passes look for constants, not for their spelling
         SplitWithoutSequencesPass(),  # before the attention: q, k and v may be parts of one split
         FoldPartialRotaryPass(),  # before the tables: a whole head must be rotated by one node
         FoldRopeTablesPass(),  # before the attention: it takes tables over, not gathered rows

@@ -103,7 +103,7 @@ def data(value: ir.Value) -> Array:
 def dims(value: ir.Value) -> tuple[int, ...]:
     """An initializer's shape."""
     assert value.const_value is not None, value.name
-    return tuple(int(d) for d in value.const_value.shape)
+    return tuple(int(str(d)) for d in value.const_value.shape)
 
 
 def stacked(graph: ir.Graph, values: Sequence[ir.Value]) -> ir.Value:
