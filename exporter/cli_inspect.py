@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from specexport.runtime.manifest import EngineEntry, Manifest
+    from specexport.runtime.manifest import DraftEntry, EngineEntry, Manifest
 
-WIDTH = 14
+Lines = list[tuple[str, str]]  # label and value
+
+MAX_LIST = 12  # longer lists are counted, not shown
 
 
 @click.command()
@@ -28,72 +30,74 @@ def inspect(bundle: pathlib.Path, verify: bool, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(manifest.to_json(), indent=2, sort_keys=True, ensure_ascii=False))
         return
-    for name, value in _lines(manifest):
-        if not name:
-            click.echo()
-        elif value is None:
-            click.secho(name, bold=True)
-        else:
-            click.echo(f"  {name:<{WIDTH}}{value}")
-    if verify:
+    for heading, lines in _sections(manifest):
+        click.secho(heading, bold=True)
+        width = max(len(label) for label, _ in lines) + 2
+        for label, value in lines:
+            click.echo(f"  {label:<{width}}{value}")
         click.echo()
+    if verify:
         click.secho(f"All {len(manifest.files)} files are what the manifest says.", fg="green")
 
 
-def _lines(manifest: Manifest) -> Iterator[tuple[str, str | None]]:
-    """(label, value), (heading, None) and ("", None) between sections."""
-    status = {"ok": "green", "failed_accuracy": "red", "not_compared": "yellow"}[manifest.status]
-    yield "Bundle", None
-    yield "status", click.style(manifest.status, fg=status)
-    yield "created", f"{manifest.created} by specexport {manifest.specexport_version}"
-    yield "tools", ", ".join(f"{name} {version}" for name, version in sorted(manifest.tools.items()))
-    yield "ops", ", ".join(f"{name} v{version}" for name, version in sorted(manifest.ops.items()))
-    yield "", None
-    yield "Target", None
-    yield from _engine_lines(manifest.target)
-    yield "", None
-    yield "Draft", None
-    if manifest.draft is None:
-        yield "kind", "none: plain decoding"
-    else:
-        draft = manifest.draft
-        details = {"ngram": f" of up to {draft.max_ngram_size} tokens", "layers": f":{draft.layers}"}
-        yield "kind", f"{draft.kind}{details.get(draft.kind, '')}"
-        yield "drafted", f"{draft.num_assistant_tokens} tokens per step"
-        if draft.engine is not None:
-            yield from _engine_lines(draft.engine)
-    yield "", None
-    yield "Contract", None
+def _sections(manifest: Manifest) -> Iterator[tuple[str, Lines]]:
+    """Headings and their lines."""
+    colour = {"ok": "green", "not_compared": "yellow"}.get(manifest.status, "red")
+    yield (
+        "Bundle",
+        [
+            ("status", click.style(manifest.status, fg=colour)),
+            ("created", f"{manifest.created} by specexport {manifest.specexport_version}"),
+            ("tools", ", ".join(f"{name} {version}" for name, version in sorted(manifest.tools.items()))),
+            ("ops", ", ".join(f"{name} v{version}" for name, version in sorted(manifest.ops.items()))),
+        ],
+    )
+    yield "Target", _engine_lines(manifest.target)
+    yield "Draft", _draft_lines(manifest.draft)
     contract = manifest.contract
-    yield "vocabulary", f"{contract.vocab_size} tokens, {contract.masked_tail} masked"
-    yield "end of text", ", ".join(map(str, manifest.tokens.eos_token_ids)) or "no id"
-    for note in contract.notes:
-        yield "note", note
+    yield (
+        "Contract",
+        [
+            ("vocabulary", f"{contract.vocab_size} tokens, {contract.masked_tail} masked"),
+            ("end of text", ", ".join(map(str, manifest.tokens.eos_token_ids)) or "no id"),
+            *(("note", note) for note in contract.notes),
+        ],
+    )
     for heading, free in (("Accuracy", manifest.accuracy), ("Measured", manifest.measured)):
-        if free:
-            yield "", None
-            yield heading, None
-            yield from _free_lines(free)
-    yield "", None
-    yield "Files", None
-    for name, entry in sorted(manifest.files.items()):
-        yield _size(entry.bytes), name
-    yield "total", _size(sum(entry.bytes for entry in manifest.files.values()))
+        lines = list(_free_lines(free))
+        if lines:
+            yield heading, lines
+    files = sorted(manifest.files.items())
+    total = sum(entry.bytes for _, entry in files)
+    yield "Files", [*((name, _size(entry.bytes)) for name, entry in files), ("total", _size(total))]
 
 
-def _engine_lines(entry: EngineEntry) -> Iterator[tuple[str, str | None]]:
+def _draft_lines(draft: DraftEntry | None) -> Lines:
+    if draft is None:
+        return [("kind", "none: plain decoding")]
+    details = {"ngram": f" of up to {draft.max_ngram_size} tokens", "layers": f":{draft.layers}"}
+    lines = [
+        ("kind", f"{draft.kind}{details.get(draft.kind, '')}"),
+        ("drafted", f"{draft.num_assistant_tokens} tokens per step"),
+    ]
+    return lines + (_engine_lines(draft.engine) if draft.engine is not None else [])
+
+
+def _engine_lines(entry: EngineEntry) -> Lines:
     model = entry.model
     revision = f" @ {model.revision[:12]}" if model.revision else ""
-    yield "model", f"{model.source}{revision}"
-    yield "architecture", f"{model.architecture}, {model.parameters / 1e6:.1f} M parameters"
-    yield "shape", f"{entry.num_hidden_layers} layers, hidden {entry.hidden_size}, vocabulary {entry.vocab_size}"
-    yield "context", f"{entry.context_length} positions"
     kinds = ", ".join(f"{count} x {scheme}" for scheme, count in sorted(entry.weights.summary.items()))
-    yield "weights", f"{_size(entry.weights.bytes)}: {kinds}"
     bits = sorted({(layer.key_bits, layer.value_bits) for layer in entry.cache.layers})
     schemes = ", ".join(f"keys {key} bits, values {value} bits" for key, value in bits)
-    yield "cache", f"{schemes}; {_size(_cache_bytes(entry))} per 1,000 positions"
-    yield "engines", ", ".join(sorted(entry.engines))
+    return [
+        ("model", f"{model.source}{revision}"),
+        ("architecture", f"{model.architecture}, {model.parameters / 1e6:.1f} M parameters"),
+        ("shape", f"{entry.num_hidden_layers} layers, hidden {entry.hidden_size}, vocabulary {entry.vocab_size}"),
+        ("context", f"{entry.context_length} positions"),
+        ("weights", f"{_size(entry.weights.bytes)}: {kinds}"),
+        ("cache", f"{schemes}; {_size(_cache_bytes(entry))} per 1,000 positions"),
+        ("engines", ", ".join(sorted(entry.engines))),
+    ]
 
 
 def _cache_bytes(entry: EngineEntry, positions: int = 1000) -> int:
@@ -106,17 +110,18 @@ def _cache_bytes(entry: EngineEntry, positions: int = 1000) -> int:
     return total
 
 
-def _free_lines(free: Any, prefix: str = "") -> Iterator[tuple[str, str | None]]:
-    """Any JSON object as dotted lines; long lists are counted, not shown."""
+def _free_lines(free: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Any JSON object as dotted lines; what is null or empty is left out, and long lists are only counted."""
     for key, value in sorted(free.items()):
         name = f"{prefix}{key}"
         if isinstance(value, dict):
             yield from _free_lines(value, f"{name}.")
-        elif isinstance(value, list) and len(value) > 12:
-            yield f"{name} ", f"{len(value)} values"
-        else:
-            text = f"{value:.6g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
-            yield f"{name} ", text
+        elif isinstance(value, list) and (len(value) > MAX_LIST or any(isinstance(v, list | dict) for v in value)):
+            yield name, f"{len(value)} values"
+        elif isinstance(value, float):
+            yield name, f"{value:.6g}"
+        elif value is not None and value != []:
+            yield name, json.dumps(value, ensure_ascii=False)
 
 
 def _size(count: float) -> str:

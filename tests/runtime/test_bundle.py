@@ -110,6 +110,8 @@ def test_a_bundle_that_failed_its_gate(tmp_path):
         open_bundle(tmp_path)
     assert open_bundle(tmp_path, allow_failed=True).manifest.status == "failed_accuracy"
     open_bundle(write_bundle(tmp_path, status="not_compared"))
+    with pytest.raises(ManifestError, match=r"of a build that did not end .status building."):
+        open_bundle(write_bundle(tmp_path, status="building"))
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ import specexport.runtime.pair
 from specexport.exporter.cli import COMMANDS, cli
 from specexport.plugins.errors import SpecexportError
 from specexport.runtime.drafts.ngram import NgramDraft
+from specexport.runtime.manifest import DraftEntry
 
 
 class ChatLetters(LetterTokenizer):
@@ -172,6 +173,15 @@ def test_bad_options_are_usage_errors(loaded, tmp_path):
         done = run("generate", str(tmp_path), "abc", *flags)
         assert done.exit_code == 2, flags
         assert done.stderr.strip().splitlines()[-1].startswith("Error: ")
+
+
+@pytest.mark.parametrize("status", ["failed_accuracy", "building", "not_compared"])
+@pytest.mark.parametrize("draft", [None, DraftEntry("ngram", 4, max_ngram_size=3)])
+def test_inspect_any_bundle(tmp_path, status, draft):
+    write_bundle(tmp_path, status=status, draft=draft)
+    done = run("inspect", str(tmp_path))
+    assert done.exit_code == 0 and status in done.output
+    assert ("ngram of up to 3 tokens" if draft else "none: plain decoding") in done.output
 
 
 def test_inspect_for_a_person(tmp_path):
