@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -72,11 +71,7 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None, *, standalone_mode: bool = True) -> None:
     """Entry point of the `specexport` script; ``arguments`` default to the process's own."""
-    try:
-        cli.main(arguments, prog_name="specexport", standalone_mode=standalone_mode)
-    except BrokenPipeError:  # the reader went away (`| head`): not our error
-        sys.stderr.close()
-        sys.exit(1)
+    cli.main(arguments, prog_name="specexport", standalone_mode=standalone_mode)
 
 
 if __name__ == "__main__":

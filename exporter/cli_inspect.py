@@ -121,7 +121,7 @@ def _free_lines(free: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
         elif isinstance(value, float):
             yield name, f"{value:.6g}"
         elif value is not None and value != []:
-            yield name, json.dumps(value, ensure_ascii=False)
+            yield name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _size(count: float) -> str:

@@ -98,11 +98,15 @@ def _check_files(root: pathlib.Path, manifest: Manifest, verify: bool, where: st
     for name, entry in manifest.files.items():
         _check_name(name, where)
         path = root / name
-        if not path.resolve().is_relative_to(inside):
+        try:
+            outside, present = not path.resolve().is_relative_to(inside), path.is_file()
+            size = path.stat().st_size if present else 0
+        except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a name that cannot be one here
+            raise ManifestError(f"{where}: files has {name!r}, which cannot be looked up: {error}") from None
+        if outside:
             raise ManifestError(f"{path}: a link leads out of the bundle")
-        if not path.is_file():
+        if not present:
             raise ManifestError(f"{path}: listed in the manifest but missing; copy the whole bundle, or rebuild it")
-        size = path.stat().st_size
         if size != entry.bytes:
             raise ManifestError(f"{path}: {size} bytes, the manifest says {entry.bytes}; the file is cut or changed")
     if verify:
@@ -118,7 +122,10 @@ def _check_name(name: str, where: str) -> None:
 
 
 def _check_hash(path: pathlib.Path, entry: FileEntry) -> None:
-    digest = sha256(path)
+    try:
+        digest = sha256(path)
+    except OSError as error:
+        raise ManifestError(f"{path}: cannot be read: {error.strerror}") from None
     if digest != entry.sha256:
         raise ManifestError(
             f"{path}: sha256 is {digest[:12]}..., the manifest says {entry.sha256[:12]}...; "

@@ -56,12 +56,7 @@ class Engine:
         self._session = _open_session(path)
         _check_tensors(path, "input", self._session.get_inputs(), entry.inputs)
         _check_tensors(path, "output", self._session.get_outputs(), entry.outputs)
-        expected = ["input_ids", "past_length", "query_length", "logits_rows"]
-        expected += [tensor.name for tensor in cache_tensors(entry.cache)]
-        found = [tensor.name for tensor in entry.inputs]
-        if found != expected:
-            odd = next((f"{a!r} instead of {b!r}" for a, b in zip(found, expected) if a != b), "another number")
-            raise EngineError(f"{path}: its inputs do not follow its cache layout: {odd}")
+        _check_layout(path, entry)
 
     def new_cache(self, batch: int = 1, capacity: int = 256) -> KVCache:
         """An empty cache for ``batch`` sequences; it grows on demand up to the context length."""
@@ -192,3 +187,25 @@ def _check_tensors(path: pathlib.Path, kind: str, found: list[Any], expected: tu
             raise EngineError(
                 f"{path}: {kind} {want.name} has shape {list(have.shape)}, the manifest says {list(want.shape)}"
             )
+
+
+def _check_layout(path: pathlib.Path, entry: EngineEntry) -> None:
+    """The manifest's inputs and outputs are those that the runtime feeds and its cache layout asks for."""
+    tensors = cache_tensors(entry.cache)
+    names = ["input_ids", "past_length", "query_length", "logits_rows", *(tensor.name for tensor in tensors)]
+    outputs = ["logits", *(tensor.output for tensor in tensors)]
+    for expected, found in ((names, entry.inputs), (outputs, entry.outputs)):
+        have = [tensor.name for tensor in found]
+        if have != expected:
+            odd = next((f"{a} instead of {b}" for a, b in zip(have, expected) if a != b), f"{len(have)} of them")
+            raise EngineError(f"{path}: its inputs or outputs do not follow its cache layout: {odd}")
+    cached = zip((*tensors, *tensors), (*entry.inputs[4:], *entry.outputs[1:]))
+    for tensor, found_entry in cached:
+        fixed = (*found_entry.shape[1:2], *found_entry.shape[3:])
+        if (found_entry.dtype, fixed) != (tensor.dtype, (tensor.heads, tensor.width)):
+            raise EngineError(
+                f"{path}: {found_entry.name} is {found_entry.dtype} {list(found_entry.shape)}, its cache layout "
+                f"asks for {tensor.dtype} with {tensor.heads} heads and rows of {tensor.width}"
+            )
+    if entry.outputs[0].shape[-1:] != (entry.vocab_size,):
+        raise EngineError(f"{path}: logits are {list(entry.outputs[0].shape)}, its vocabulary is {entry.vocab_size}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import time
 
@@ -77,6 +78,17 @@ def test_a_link_out_of_the_bundle(tmp_path, what):
     path.symlink_to(outside / inner)
     with pytest.raises(ManifestError, match="a link leads out of the bundle"):
         open_bundle(bundle)
+
+
+@pytest.mark.parametrize("name", ["loop", "x" * 5000, "\ud800"])
+def test_a_name_that_cannot_be_looked_up(tmp_path, name):
+    write_bundle(tmp_path)
+    (tmp_path / "loop").symlink_to("loop")
+    data = json.loads((tmp_path / "manifest.json").read_text())
+    data["files"][name] = {"sha256": "00", "bytes": 0}
+    (tmp_path / "manifest.json").write_text(json.dumps(data))
+    with pytest.raises(ManifestError, match=r"cannot be looked up|listed in the manifest but missing"):
+        open_bundle(tmp_path)
 
 
 def test_a_link_inside_the_bundle_and_a_link_to_the_bundle_are_fine(tmp_path):

@@ -202,6 +202,11 @@ def test_a_file_that_is_no_model(bundle, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+def layers(entry, found, **changes):
+    cache = dataclasses.replace(entry.cache, layers=tuple(dataclasses.replace(layer, **changes) for layer in found))
+    return dataclasses.replace(entry, cache=cache)
+
+
 def swapped(entry, kind: str, index: int, **changes):
     tensors = list(getattr(entry, kind))
     tensors[index] = dataclasses.replace(tensors[index], **changes)
@@ -219,10 +224,18 @@ def swapped(entry, kind: str, index: int, **changes):
             lambda e: dataclasses.replace(e, inputs=(*e.inputs, TensorEntry("extra", "int64", ()))),
             "its inputs differ from the manifest's: extra",
         ),
+        (lambda e: layers(e, e.cache.layers[:1]), "inputs or outputs do not follow its cache layout: 10 of them"),
         (
-            lambda e: dataclasses.replace(e, cache=dataclasses.replace(e.cache, layers=e.cache.layers[:1])),
-            "its inputs do not follow its cache layout",
+            lambda e: layers(e, e.cache.layers[:1] * 2, value_bits=8, value_group_size=16),
+            "value_cache_out.0 instead of|value_scale.0",
         ),
+        (
+            lambda e: layers(e, e.cache.layers, key_group_size=8),
+            r"key_scale.0 is float16 \['batch', 2, 'capacity', 1\], its cache layout asks for float16 with 2 heads "
+            "and rows of 2",
+        ),
+        (lambda e: layers(e, e.cache.layers, kv_num_heads=1), "asks for int8 with 1 heads and rows of 16"),
+        (lambda e: dataclasses.replace(e, vocab_size=95), "its vocabulary is 95"),
     ],
 )
 def test_an_engine_that_is_not_the_manifests(bundle, change, message):

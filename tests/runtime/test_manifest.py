@@ -10,6 +10,7 @@ import bundle_files
 import pytest
 
 from specexport.plugins.errors import InputError
+from specexport.runtime import manifest as manifest_module
 from specexport.runtime.manifest import DraftEntry, Manifest
 from specexport.runtime.manifest_json import MAX_JSON_BYTES, ManifestError
 
@@ -102,3 +103,11 @@ def test_a_file_in_place_of_the_directory(tmp_path):
     (tmp_path / "bundle").write_bytes(b"")
     with pytest.raises(ManifestError, match="no such file"):
         Manifest.read(tmp_path / "bundle")
+
+
+def test_the_page_names_every_key():
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "bundle.md").read_text()
+    classes = [c for c in vars(manifest_module).values() if dataclasses.is_dataclass(c)]
+    keys = {field.name for c in classes for field in dataclasses.fields(c)}
+    assert len(keys) > 40
+    assert {key for key in keys if f"`{key}`" not in page and f".{key}`" not in page} == set()
