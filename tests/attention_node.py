@@ -66,8 +66,10 @@ def node_model(inputs: Inputs, attributes: Mapping[str, int | float], body: bool
         dtype = onnx.helper.np_dtype_to_tensor_dtype(like.dtype)
         return onnx.helper.make_tensor_value_info(name, dtype, [None] * like.ndim)
 
-    overload = {"overload": proto.overload} if body else {}
-    node = onnx.helper.make_node(SPEC.name, ins, outs, domain=SPEC.domain, **attributes, **overload)
+    node = onnx.helper.make_node(SPEC.name, ins, outs, domain=SPEC.domain)
+    node.attribute.extend(onnx.helper.make_attribute(name, value) for name, value in attributes.items())
+    if body:
+        node.overload = proto.overload
     likes = {name: inputs["qkv"] if name == "y" else inputs[name.removesuffix("_out")] for name in outs if name}
     graph = onnx.helper.make_graph(
         [node],

@@ -17,7 +17,8 @@ struct CacheInput {
   void check(int64_t batch, int64_t heads) const {
     const Shape& shape = rows.shape();
     if (shape.rank() != 4 || shape[0] != batch || shape[1] != heads)
-      fail("input %s_cache: shape [%lld, %lld, C, D] expected, is %s", name, number(batch), number(heads), shape.text().c_str());
+      fail("input %s_cache: shape [%lld, %lld, C, D] expected, is %s", name, number(batch), number(heads),
+           shape.text().c_str());
     if (bits == 8) {
       if (!scales) fail("input %s_scale is missing; a cache of 8 bits has one", name);
       if (shape[3] % group_size != 0)
@@ -103,7 +104,8 @@ class QuantizedKVAttention {
  private:
   static void check_bits(const Attributes& a, const char* name, int bits) {
     const int64_t said = a.integer(name, bits);
-    if (said != bits) fail("attribute %s is %lld, but the cache's element type holds %d bits", name, number(said), bits);
+    if (said != bits)
+      fail("attribute %s is %lld, but the cache's element type holds %d bits", name, number(said), bits);
   }
 
   static int group_size(const Attributes& a, const char* name) {
@@ -113,7 +115,8 @@ class QuantizedKVAttention {
   }
 
   static void check_shapes(const Input& qkv, const CacheInput& key, const CacheInput& value, Call& call) {
-    if (qkv.shape().rank() != 3) fail("input qkv: shape [B, S, (Hq + 2 Hkv) D] expected, is %s", qkv.shape().text().c_str());
+    if (qkv.shape().rank() != 3)
+      fail("input qkv: shape [B, S, (Hq + 2 Hkv) D] expected, is %s", qkv.shape().text().c_str());
     call.batch = qkv.shape()[0];
     call.rows = qkv.shape()[1];
     key.check(call.batch, call.kv_heads);
@@ -135,7 +138,8 @@ class QuantizedKVAttention {
     int64_t positions = call.capacity;
     if (cos) {
       if (cos.shape().rank() != 2 || 2 * cos.shape()[1] > call.head_dim)
-        fail("input cos: shape [P, R / 2] with R at most head_dim %d expected, is %s", call.head_dim, cos.shape().text().c_str());
+        fail("input cos: shape [P, R / 2] with R at most head_dim %d expected, is %s", call.head_dim,
+             cos.shape().text().c_str());
       sin.expect(cos.shape());
       positions = cos.shape()[0];
       call.rotary_half = static_cast<int>(cos.shape()[1]);
@@ -159,7 +163,7 @@ class QuantizedKVAttention {
     if (query > call.rows)
       fail("query_length[%lld] is %lld, but qkv has %lld rows", number(b), number(query), number(call.rows));
     if (past > call.capacity - query)
-      fail("sequence %lld: past_length %lld and query_length %lld exceed the cache's capacity of %lld rows; grow the cache",
+      fail("sequence %lld: past_length %lld and query_length %lld exceed the cache's capacity of %lld rows; grow it",
            number(b), number(past), number(query), number(call.capacity));
     if (query > 0 && past > positions - query)
       fail("sequence %lld: position %lld is past the end of the RoPE tables cos and sin of %lld rows", number(b),

@@ -40,6 +40,7 @@ OUTPUTS = (
 """Names of the outputs by position. The cache outputs may be the input buffers themselves."""
 
 CACHE_BITS = (16, 8)
+MAX_HEAD_DIM = 1024
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,4 +104,4 @@ class QuantizedKVAttentionAttributes:
 
 def supports_head_dim(head_dim: int) -> bool:
     """Whether the op has kernels for this head dimension."""
-    return head_dim > 0 and head_dim % 8 == 0
+    return 0 < head_dim <= MAX_HEAD_DIM and head_dim % 8 == 0

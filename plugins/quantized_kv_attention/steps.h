@@ -22,6 +22,12 @@ namespace portable {
 
 #include "quantized_kv_attention/prepare.inl"
 
+#include "quantized_kv_attention/functions.inl"
+
+#include "quantized_kv_attention/dequantize.inl"
+
+#include "quantized_kv_attention/tiles.inl"
+
 #include "quantized_kv_attention/attend.inl"
 }  // namespace portable
 
@@ -33,6 +39,12 @@ namespace avx2 {
 
 #include "quantized_kv_attention/prepare.inl"
 
+#include "quantized_kv_attention/functions.inl"
+
+#include "quantized_kv_attention/dequantize.inl"
+
+#include "quantized_kv_attention/tiles.inl"
+
 #include "quantized_kv_attention/attend.inl"
 }  // namespace avx2
 #pragma GCC pop_options
@@ -41,6 +53,12 @@ namespace avx2 {
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
 namespace avx512 {
 #include "quantized_kv_attention/vectors_avx512.inl"
+
+#include "quantized_kv_attention/functions.inl"
+
+#include "quantized_kv_attention/dequantize.inl"
+
+#include "quantized_kv_attention/tiles.inl"
 
 #include "quantized_kv_attention/attend.inl"
 }  // namespace avx512

@@ -56,7 +56,8 @@ static inline Vector load_eight_half(const uint16_t* p) {
 static inline void store_eight(float* p, Vector v) { _mm256_storeu_ps(p, _mm512_castps512_ps256(v)); }
 
 // Channels [0, dim) of `count` <= kWidth rows: keys[d * kBlock + row] = element * scales[d / group * kBlock + row].
-// Rows from `count` on become 0, as their scales are. Sixteen rows of 64 bytes at a time: each 128-bit lane is a 16 x 16 transposition.
+// Rows from `count` on become 0, as their scales are. Sixteen rows of 64 bytes at a time: each 128-bit lane is a
+// 16 x 16 transposition.
 static inline void transpose_int8(const int8_t* rows, int count, int dim, const float* scales, int group, float* keys) {
   Vector scale = splat(0);
   for (int d0 = 0, left = 0; d0 < dim; d0 += 64) {

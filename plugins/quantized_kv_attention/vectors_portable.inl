@@ -65,8 +65,9 @@ static inline void store_half(uint16_t* p, Vector v) {
 // Rows from `count` on become 0, as their scales are.
 static inline void transpose_int8(const int8_t* rows, int count, int dim, const float* scales, int group, float* keys) {
   for (int d = 0; d < dim; d++) {
+    const float* scale = scales + d / group * kBlock;
     for (int i = 0; i < kWidth; i++)
-      keys[d * kBlock + i] = i < count ? rows[static_cast<int64_t>(i) * dim + d] * scales[d / group * kBlock + i] : 0.0f;
+      keys[d * kBlock + i] = i < count ? rows[static_cast<int64_t>(i) * dim + d] * scale[i] : 0.0f;
   }
 }
 static inline void transpose_half(const uint16_t* rows, int count, int dim, float* keys) {

@@ -115,7 +115,7 @@ def test_body_in_the_reference_evaluator_equals_oracle(case: tuple[Inputs, dict[
     evaluator = onnx.reference.ReferenceEvaluator(node_model(inputs, attributes, body=True))
     with np.errstate(all="ignore"):
         outputs = evaluator.run(None, {name: array for name, array in inputs.items() if array is not None})
-    assert_equals_oracle(dict(zip(evaluator.output_names, outputs)), inputs, attributes)
+    assert_equals_oracle(dict(zip(evaluator.output_names, list(outputs))), inputs, attributes)
 
 
 @pytest.mark.parametrize("isa", available_isas())

@@ -80,8 +80,8 @@ def long_case(rows: int, past: list[int], **kwargs: Any) -> tuple[Inputs, Attrib
 @pytest.mark.parametrize("rows", [2, 5, 16, 40])
 def test_verify_is_bit_for_bit_as_many_single_steps(isa: str, key_bits: int, value_bits: int, rows: int) -> None:
     # 250 + 16 crosses a block and a chunk; 40 rows of three heads are more than one item.
-    extras: dict[str, Any] = {2: {"window": 100}, 5: {"sinks": True}, 16: {"softcap": 20.0, "norm": True}, 40: {}}[rows]
-    inputs, attributes = long_case(rows, [250], key_bits=key_bits, value_bits=value_bits, **extras)
+    extras: dict[int, dict[str, Any]] = {2: {"window": 100}, 5: {"sinks": True}, 16: {"softcap": 20.0, "norm": True}}
+    inputs, attributes = long_case(rows, [250], key_bits=key_bits, value_bits=value_bits, **extras.get(rows, {}))
     with kernels(isa, num_threads=2):
         together, single = Sequence.of(inputs, attributes), Sequence.of(inputs, attributes)
         y = together.append(qkv_rows(inputs))

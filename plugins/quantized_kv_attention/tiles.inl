@@ -1,0 +1,103 @@
+// Dot products of query rows with a block of keys, weighted sums of a block of values, and the softmax between them.
+// Included after functions.inl and dequantize.inl.
+
+// scores[r][i] = sum over d of q[r][d] keys[d][i], for N vectors of keys.
+template <int R, int N>
+static inline void score_tile(const float* q, int dim, const float* keys, float* scores) {
+  Vector sums[R][N];
+  for (int r = 0; r < R; r++) {
+    for (int n = 0; n < N; n++) sums[r][n] = splat(0);
+  }
+  for (int d = 0; d < dim; d++) {
+    Vector key[N];
+    for (int n = 0; n < N; n++) key[n] = load(keys + d * kBlock + n * kWidth);
+    for (int r = 0; r < R; r++) {
+      const Vector x = splat(q[r * dim + d]);
+      for (int n = 0; n < N; n++) sums[r][n] = fma(x, key[n], sums[r][n]);
+    }
+  }
+  for (int r = 0; r < R; r++) {
+    for (int n = 0; n < N; n++) store(scores + r * kChunk + n * kWidth, sums[r][n]);
+  }
+}
+
+// sums[r][d] += sum over keys i in [first, end) of weights[r][i] values[i][d], for N vectors of channels.
+template <int R, int N>
+static inline void weigh_tile(const float* weights, const float* values, int first, int end, int padded, float* sums) {
+  Vector total[R][N];
+  for (int r = 0; r < R; r++) {
+    for (int n = 0; n < N; n++) total[r][n] = load(sums + r * padded + n * kWidth);
+  }
+  for (int i = first; i < end; i++) {
+    Vector value[N];
+    for (int n = 0; n < N; n++) value[n] = load(values + i * padded + n * kWidth);
+    for (int r = 0; r < R; r++) {
+      const Vector x = splat(weights[r * kChunk + i]);
+      for (int n = 0; n < N; n++) total[r][n] = fma(x, value[n], total[r][n]);
+    }
+  }
+  for (int r = 0; r < R; r++) {
+    for (int n = 0; n < N; n++) store(sums + r * padded + n * kWidth, total[r][n]);
+  }
+}
+
+template <int R>
+static void score_rows(const float* q, int dim, const float* keys, float* scores) {
+  for (int i = 0; i < kBlock; i += kKeyVectors * kWidth) score_tile<R, kKeyVectors>(q, dim, keys + i, scores + i);
+}
+
+template <int R>
+static void weigh_rows(const float* weights, const float* values, int first, int end, int dim, int padded,
+                       float* sums) {
+  int d = 0;
+  for (; d + kKeyVectors * kWidth <= lanes(dim); d += kKeyVectors * kWidth)
+    weigh_tile<R, kKeyVectors>(weights, values + d, first, end, padded, sums + d);
+  for (; d < dim; d += kWidth) weigh_tile<R, 1>(weights, values + d, first, end, padded, sums + d);
+}
+
+static void score_some(int rows, const float* q, int dim, const float* keys, float* scores) {
+  switch (rows) {
+    case 1: return score_rows<1>(q, dim, keys, scores);
+    case 2: return score_rows<2>(q, dim, keys, scores);
+    case 3: return score_rows<3>(q, dim, keys, scores);
+    case 4: return score_rows<4>(q, dim, keys, scores);
+    case 5: return score_rows<5>(q, dim, keys, scores);
+    default: return score_rows<6>(q, dim, keys, scores);
+  }
+}
+
+static void weigh_some(int rows, const float* weights, const float* values, int first, int end, int dim, int padded,
+                       float* sums) {
+  switch (rows) {
+    case 1: return weigh_rows<1>(weights, values, first, end, dim, padded, sums);
+    case 2: return weigh_rows<2>(weights, values, first, end, dim, padded, sums);
+    case 3: return weigh_rows<3>(weights, values, first, end, dim, padded, sums);
+    case 4: return weigh_rows<4>(weights, values, first, end, dim, padded, sums);
+    case 5: return weigh_rows<5>(weights, values, first, end, dim, padded, sums);
+    default: return weigh_rows<6>(weights, values, first, end, dim, padded, sums);
+  }
+}
+
+// Scores of positions [first, end) of a chunk become weights e^(score - maximum), other positions' become 0 as far as
+// vectors reach; `denominator` gets their sum.
+static void soften(const Call& call, float* scores, int first, int end, float* maximum_out, float* denominator_out) {
+  const int from = first / kWidth * kWidth, to = (end + kWidth - 1) / kWidth * kWidth;
+  for (int i = from; i < to; i += kWidth) {
+    Vector score = load(scores + i) * splat(call.scale);
+    if (call.softcap > 0) score = tangent(score / splat(call.softcap)) * splat(call.softcap);
+    store(scores + i, score);
+  }
+  for (int i = from; i < first; i++) scores[i] = -__builtin_inff();
+  for (int i = end; i < to; i++) scores[i] = -__builtin_inff();
+  Vector largest = splat(-__builtin_inff());  // Without NaN, which the sum keeps.
+  for (int i = from; i < to; i += kWidth) largest = max(load(scores + i), largest);
+  const float top = maximum(largest);
+  Vector total = splat(0);
+  for (int i = from; i < to; i += kWidth) {
+    const Vector weight = exponential(load(scores + i) - splat(top));
+    store(scores + i, weight);
+    total = total + weight;
+  }
+  *maximum_out = top;
+  *denominator_out = sum(total);
+}
