@@ -75,6 +75,26 @@ SPECEXPORT_INLINE F round_even(F v) {
   return (v + shift) - shift;
 }
 
+// The largest lane, and the sum of all (which must not overflow).
+SPECEXPORT_INLINE int32_t largest(I v) {
+#if defined(SPECEXPORT_AVX512)
+  return _mm512_reduce_max_epi32((__m512i)v);
+#else
+  int32_t most = v[0];
+  for (int i = 1; i < kWidth; i++) most = v[i] > most ? v[i] : most;
+  return most;
+#endif
+}
+SPECEXPORT_INLINE int32_t total(I v) {
+#if defined(SPECEXPORT_AVX512)
+  return _mm512_reduce_add_epi32((__m512i)v);
+#else
+  int32_t sum = 0;
+  for (int i = 0; i < kWidth; i++) sum += v[i];
+  return sum;
+#endif
+}
+
 // Sixteen lanes to one number, in one order for every width.
 SPECEXPORT_INLINE float sum16(const float* lanes) {
   float s[8];

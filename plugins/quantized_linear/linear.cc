@@ -51,8 +51,9 @@ class Scratch {
   size_t size_ = 0;
 };
 
-// Rows that threads share out among themselves when there are at least this many values.
+// What a thread must have to do before another one is worth waking: values to prepare, and bytes of tiles to read.
 constexpr int64_t kValuesPerThread = 8192;
+constexpr int64_t kBytesPerThread = 32768;
 
 }  // namespace
 
@@ -76,7 +77,10 @@ void run_linear(const LinearConfig& config, const LinearTensors& tensors) {
       parallel_for(rows.count, std::max<int64_t>(1, kValuesPerThread / k),
                    [&](int64_t begin, int64_t end) { run.prepare(config, tensors, rows, begin, end); });
     }
-    parallel_for(config.units(), [&](int64_t begin, int64_t end) { run.multiply(config, tensors, rows, begin, end); });
+    const int64_t unit_bytes =
+        config.tile_bytes() * config.tiles_per_unit() * ((rows.count + kRowBlock - 1) / kRowBlock);
+    parallel_for(config.units(), std::max<int64_t>(1, kBytesPerThread / unit_bytes),
+                 [&](int64_t begin, int64_t end) { run.multiply(config, tensors, rows, begin, end); });
   }
 }
 

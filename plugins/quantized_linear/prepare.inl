@@ -60,9 +60,7 @@ SPECEXPORT_INLINE int32_t quantize_group(const F* values, int8_t* q, float* scal
   // As integers, the bits of |v| order like the values, and a NaN lies above infinity: it cannot be lost.
   I top = magnitude_bits(values[0]);
   for (int i = 1; i < kVectors; i++) top = larger(top, magnitude_bits(values[i]));
-  int32_t bits[kWidth], most = 0;
-  std::memcpy(bits, &top, sizeof bits);
-  for (int i = 0; i < kWidth; i++) most = bits[i] > most ? bits[i] : most;
+  const int32_t most = largest(top);
   float amax;
   std::memcpy(&amax, &most, sizeof amax);
   *scale = amax / 127.0f;
@@ -81,10 +79,7 @@ SPECEXPORT_INLINE int32_t quantize_group(const F* values, int8_t* q, float* scal
     for (int j = 0; j < kWidth; j++) q[i * kWidth + j] = static_cast<int8_t>(rounded[j]);
 #endif
   }
-  std::memcpy(bits, &sum, sizeof bits);
-  int32_t total = 0;
-  for (int i = 0; i < kWidth; i++) total += bits[i];
-  return total;
+  return total(sum);
 }
 
 void prepare_quantized(const LinearConfig& config, const LinearTensors& tensors, const PreparedRows& rows,

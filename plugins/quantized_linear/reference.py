@@ -26,6 +26,7 @@ def random_inputs(
     out_features: int = 32,
     has_minimum: bool = False,
     bias: bool = False,
+    norm_weight: bool = True,
     norm_bias: bool = False,
     residual: bool = False,
     **attributes: Any,
@@ -39,7 +40,8 @@ def random_inputs(
         out_features: N, even when gated.
         has_minimum: Whether the weights have a minimum.
         bias: Whether there is a bias.
-        norm_bias: Whether the norm has a bias; its weight is there whenever there is a norm.
+        norm_weight: Whether the norm, if there is one, has a weight.
+        norm_bias: Whether the norm, if there is one, has a bias.
         residual: Whether there is a residual.
         attributes: The node's attributes; absent ones get their defaults.
 
@@ -57,7 +59,7 @@ def random_inputs(
     inputs: dict[str, npt.NDArray[Any] | None] = {
         "x": normal(*rows, in_features), "weight": dense, "scale": None, "minimum": None,
         "bias": normal(out_features) if bias else None,
-        "norm_weight": normal(in_features) if a.norm != "none" else None,
+        "norm_weight": normal(in_features) if a.norm != "none" and norm_weight else None,
         "norm_bias": normal(in_features) if a.norm != "none" and norm_bias else None,
         "residual": normal(*rows, out_features // (1 + a.gated)) if residual else None,
     }  # fmt: skip

@@ -37,6 +37,7 @@ def calls(draw: st.DrawFn) -> tuple[Arrays, Arrays]:
         out_features=2 * half if gated else half,
         has_minimum=bits != 32 and draw(st.booleans()),
         bias=draw(st.booleans()),
+        norm_weight=draw(st.integers(0, 3)) > 0,
         norm_bias=draw(st.booleans()),
         residual=draw(st.booleans()),
         bits=bits,

@@ -4,12 +4,12 @@
 void test_thread_pool();
 void test_float16();
 void test_linear();
-void test_attention() __attribute__((weak));
+void test_attention();
 
 int main() {
   test_float16();
   test_thread_pool();
   test_linear();
-  if (test_attention) test_attention();
+  test_attention();
   std::puts("all native tests passed");
 }
