@@ -13,6 +13,7 @@ from specexport.graph_passes.fuse_bias import FuseBiasPass
 from specexport.graph_passes.fuse_gate import FuseGatePass
 from specexport.graph_passes.fuse_norm import FuseNormPass
 from specexport.graph_passes.fuse_residual import FuseResidualPass
+from specexport.graph_passes.heads_apart import SetHeadsApartPass
 from specexport.graph_passes.infrastructure import GraphPass, PassRecord, run_passes
 from specexport.graph_passes.linear import QuantizeLinearPass
 from specexport.graph_passes.logits_rows import GatherLogitsRowsPass
@@ -20,6 +21,7 @@ from specexport.graph_passes.merge_linears import MergeLinearsPass
 from specexport.graph_passes.plan import PassPlan
 from specexport.graph_passes.quantized_embedding import QuantizeEmbeddingPass
 from specexport.graph_passes.split_without_sequences import SplitWithoutSequencesPass
+from specexport.graph_passes.static_reshapes import StaticReshapesPass
 from specexport.graph_passes.tensors import Matrices
 
 __all__ = ["GraphPass", "PassPlan", "PassRecord", "cpu_passes", "portable_passes", "run_passes"]
@@ -31,15 +33,17 @@ def portable_passes(plan: PassPlan) -> tuple[GraphPass, ...]:
     return (
         BindWeightsPass(plan.weights),  # first: folded weights are computed from bound ones
         FoldConstantsPass(),  # before all matching: passes look for constants, not for their spelling
-        SplitWithoutSequencesPass(),  # before the attention: q, k and v may be parts of one split
+        StaticReshapesPass(),  # after the folding has said which targets are constants already
+        SplitWithoutSequencesPass(),  # before the heads: q, k and v may be parts of one split
         FoldPartialRotaryPass(),  # before the tables: a whole head must be rotated by one node
         FoldRopeTablesPass(),  # before the attention: it takes tables over, not gathered rows
-        CachedAttentionPass(plan),  # before the linears: it joins q, k and v, which are then merged
         GatherLogitsRowsPass(),  # before the norms: the final norm must stand right before the head
         QuantizeLinearPass(plan, matrices),  # before all that fuses into a linear
         QuantizeEmbeddingPass(plan, matrices),  # beside the linears: a tied head shares its tensors
-        FuseBiasPass(),  # before merging: biases are stacked with their matrices
-        MergeLinearsPass(),  # after the biases, before the norm: one prologue for q, k and v
+        FuseBiasPass(),  # before linears are merged or reordered: biases go with their matrices
+        SetHeadsApartPass(),  # before the attention: it takes q, k and v one after the other
+        CachedAttentionPass(plan),  # before merging: it is what joins q, k and v
+        MergeLinearsPass(),  # after the attention, before the norm: one prologue for q, k and v
         FuseGatePass(),  # before single activations: a gate's activation belongs to the pair
         FuseActivationPass(),  # after the gates have taken theirs
         FuseNormPass(),  # after merging: a norm whose users are all linears disappears
