@@ -62,6 +62,7 @@ class Buffer {
 
   T* reserve(size_t count) {
     if (count > capacity_) {
+      count += count / 2;  // A growing cache grows it rarely.
       std::free(data_);
       data_ = nullptr;
       capacity_ = 0;
