@@ -17,15 +17,15 @@ from specexport.exporter.config import ACTIVATIONS, CACHE_DTYPES, WEIGHT_GROUPS,
 @click.option(
     "-o", "--output", type=click.Path(path_type=pathlib.Path), help="Bundle directory [default: MODEL's name]."
 )
-@click.option("--draft", default="ngram", show_default=True, help="none, ngram, layers:N, or another model.")
+@click.option("--draft", help="none, ngram, layers:N, or another model [default: the recipe's, else ngram].")
 @click.option("--weights", type=click.Choice(WEIGHTS), default="auto", show_default=True,
               help="auto: exactly as the source holds them where it is quantized, int8 elsewhere.")  # fmt: skip
 @click.option("--group-size", type=click.Choice(list(map(str, WEIGHT_GROUPS))), default="32", show_default=True,
               help="Input channels that share one scale, where weights are quantized here.")  # fmt: skip
 @click.option("--activations", type=click.Choice(ACTIVATIONS), default="int8", show_default=True,
               help="int8 in groups of 32 inside the kernels, or fp32.")  # fmt: skip
-@click.option("--kv-cache-dtype", type=click.Choice(CACHE_DTYPES), default="auto", show_default=True,
-              help="Keys and values alike; auto is f16 with fp32 activations, int8 otherwise.")  # fmt: skip
+@click.option("--kv-cache-dtype", type=click.Choice(CACHE_DTYPES),
+              help="Keys and values alike; auto (default): f16 with fp32 activations, else int8.")  # fmt: skip
 @click.option("--key-cache-dtype", type=click.Choice(CACHE_DTYPES), help="Keys alone.")
 @click.option("--value-cache-dtype", type=click.Choice(CACHE_DTYPES), help="Values alone.")
 @click.option("--kv-group-size", type=int, help="Channels that share one cache scale [default: 64 if the head allows].")
@@ -50,7 +50,7 @@ def build(
     model: str,
     output: pathlib.Path | None,
     group_size: str,
-    kv_cache_dtype: str,
+    kv_cache_dtype: str | None,
     key_cache_dtype: str | None,
     value_cache_dtype: str | None,
     as_json: bool,

@@ -22,15 +22,13 @@ WINDOW = 512
 GENERATED_PROMPTS = 1
 
 
-def build_gates(config: BuildConfig, target: CapturedModel, draft: CapturedDraft) -> list[Gate]:
-    """The gates of a build: those given, else the recipe's, else one that only a broken export fails.
+def build_gates(config: BuildConfig, draft: CapturedDraft) -> list[Gate]:
+    """The gates of a build: those given or the recipe's, else one that only a broken export fails.
 
     Raises:
         InputError: A gate is no expression, or asks for a draft that has no engine.
     """
-    recipe = target.source.recipe
-    texts = config.fail_if or (recipe.gates if recipe is not None else ()) or DEFAULT_GATES
-    gates = [parse_gate(text) for text in texts]
+    gates = [parse_gate(text) for text in config.fail_if or DEFAULT_GATES]
     check_gates(gates, has_draft=draft.model is not None)
     return gates
 

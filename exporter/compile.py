@@ -10,7 +10,8 @@ from specexport.exporter.artifact import WeightsFiles, weight_bytes, write_graph
 from specexport.exporter.config import BuildConfig
 from specexport.exporter.entries import describe_engine, identify, op_versions
 from specexport.exporter.progress import Progress
-from specexport.graph_passes.infrastructure import PassRecord, run_passes
+from specexport.exporter.staging import BuildError
+from specexport.graph_passes.infrastructure import PassFailure, PassRecord, run_passes
 from specexport.graph_passes.pipeline import cpu_passes, portable_passes
 from specexport.graph_passes.plan import PassPlan
 from specexport.plugins.quantized_linear.format import QuantizationScheme
@@ -130,7 +131,7 @@ def compile_engine(
         progress: Told of each stage.
 
     Raises:
-        PassFailure: A pass broke the graph.
+        BuildError: A pass broke the graph; names it.
     """
     role, graph = captured.role, captured.graph
     records: list[PassRecord] = []
@@ -138,7 +139,10 @@ def compile_engine(
     for folder, passes in ((PORTABLE, portable_passes(_plan(config, weights))), (ENGINE, cpu_passes())):
         with progress.stage(f"Rewriting the {role}, {folder}", len(passes)) as advance:
             form = "portable" if folder == PORTABLE else "cpu"
-            records += run_passes(graph, passes, dump and dump / form, on_pass=lambda _, step=advance: step(1))
+            try:
+                records += run_passes(graph, passes, dump and dump / form, on_pass=lambda _, step=advance: step(1))
+            except PassFailure as error:
+                raise BuildError(f"{captured.source.identity}, {role}: {error}") from error
         _write(captured, folder, files, progress)
     engine_file, data_file = f"{ENGINE}/{role}.onnx", f"{ENGINE}/{captured.weights_file}"
     entry = describe_engine(
@@ -159,15 +163,14 @@ def _write(captured: CapturedModel, folder: str, files: WeightsFiles, progress: 
 
 
 def _plan(config: BuildConfig, weights: WeightStore) -> PassPlan:
-    group = config.kv_group_size or 64
     return PassPlan(
         weights=weights,
         scheme=lambda name, shape: _scheme(config, weights, name, shape),
         activation_bits=config.activation_bits,
         key_bits=config.key_bits,
         value_bits=config.value_bits,
-        key_group_size=group,
-        value_group_size=group,
+        key_group_size=config.cache_group_size,
+        value_group_size=config.cache_group_size,
     )
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specexport.plugins.errors import InputError
+
+if TYPE_CHECKING:
+    from specexport.exporter.recipe import Recipe
 
 WEIGHTS = ("auto", "fp32", "int8", "int4")
 ACTIVATIONS = ("int8", "fp32")
 CACHE_DTYPES = ("auto", "int8", "f16")
 WEIGHT_GROUPS = (32, 64, 128)
+DEFAULT_CACHE_GROUP = 64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,29 +25,30 @@ class BuildConfig:
     Attributes:
         model: Hub id, local directory, GGUF file or recipe name.
         output: Directory of the bundle; must not exist unless ``force``.
-        draft: ``none``, ``ngram``, ``layers:N`` or another model.
+        draft: ``none``, ``ngram``, ``layers:N`` or another model; None is the recipe's, else ``ngram``.
         weights: ``auto`` keeps blocks that the source has quantized already exactly as they are, and takes int8
             in symmetric groups for everything else; ``int4`` has a minimum in each group.
         group_size: Input channels that share one scale, where we quantize.
         activations: int8 in groups of 32 inside the kernels, or fp32.
-        key_cache_dtype: Keys in the cache; ``auto`` is f16 with fp32 activations and int8 otherwise.
+        key_cache_dtype: Keys in the cache; ``auto`` is f16 with fp32 activations and int8 otherwise, None is the
+            recipe's, else ``auto``.
         value_cache_dtype: Values in the cache, likewise.
-        kv_group_size: Channels of a head that share one scale in the cache; None picks 64, or what the head
-            dimension allows.
+        kv_group_size: Channels of a head that share one scale in the cache, at most; what does not divide the head is
+            cut to what does. None is the recipe's, else 64.
         context_length: Hard maximum of positions; None is the model's own, but at most 8192.
         num_assistant_tokens: Tokens to draft a round unless a request says otherwise.
         compare_tokens: Tokens of the comparison that ends the build; 0 leaves it out, and the manifest says so.
-        fail_if: Gates of that comparison, beside the recipe's own.
+        fail_if: Gates of that comparison, in place of the recipe's.
     """
 
     model: str
     output: pathlib.Path
-    draft: str = "ngram"
+    draft: str | None = None
     weights: str = "auto"
     group_size: int = 32
     activations: str = "int8"
-    key_cache_dtype: str = "auto"
-    value_cache_dtype: str = "auto"
+    key_cache_dtype: str | None = None
+    value_cache_dtype: str | None = None
     kv_group_size: int | None = None
     context_length: int | None = None
     num_assistant_tokens: int = 4
@@ -60,13 +65,24 @@ class BuildConfig:
         """Refuse what no build could honour, before anything is read."""
         _one_of("--weights", self.weights, WEIGHTS)
         _one_of("--activations", self.activations, ACTIVATIONS)
-        _one_of("--key-cache-dtype", self.key_cache_dtype, CACHE_DTYPES)
-        _one_of("--value-cache-dtype", self.value_cache_dtype, CACHE_DTYPES)
+        _one_of("--key-cache-dtype", self.key_cache_dtype, (None, *CACHE_DTYPES))
+        _one_of("--value-cache-dtype", self.value_cache_dtype, (None, *CACHE_DTYPES))
         _one_of("--group-size", self.group_size, WEIGHT_GROUPS)
         _within("--kv-group-size", self.kv_group_size, 8, 256)
         _within("--context-length", self.context_length, 2, None)
         _within("--num-assistant-tokens", self.num_assistant_tokens, 0, 64)
         _within("--compare-tokens", self.compare_tokens, 0, None)
+
+    def resolved(self, recipe: Recipe | None) -> BuildConfig:
+        """The same with everything that was left open filled in: from the recipe where it says, else the defaults."""
+        return dataclasses.replace(
+            self,
+            draft=self.draft or (recipe and recipe.draft) or "ngram",
+            key_cache_dtype=self.key_cache_dtype or (recipe and recipe.key_cache_dtype) or "auto",
+            value_cache_dtype=self.value_cache_dtype or (recipe and recipe.value_cache_dtype) or "auto",
+            kv_group_size=self.kv_group_size or (recipe and recipe.kv_group_size) or DEFAULT_CACHE_GROUP,
+            fail_if=self.fail_if or (recipe.gates if recipe else ()),
+        )
 
     @property
     def activation_bits(self) -> int:
@@ -83,6 +99,11 @@ class BuildConfig:
         """Bits of a value in the cache: 8 or 16."""
         return self._cache_bits(self.value_cache_dtype)
 
+    @property
+    def cache_group_size(self) -> int:
+        """Channels of a head that share one scale in the cache, at most."""
+        return self.kv_group_size or DEFAULT_CACHE_GROUP
+
     def to_json(self) -> dict[str, Any]:
         """The configuration for the manifest, paths as text."""
         fields = dataclasses.asdict(self)
@@ -91,8 +112,8 @@ class BuildConfig:
             for name, value in fields.items()
         }
 
-    def _cache_bits(self, dtype: str) -> int:
-        if dtype == "auto":
+    def _cache_bits(self, dtype: str | None) -> int:
+        if dtype in (None, "auto"):
             return 8 if self.activations == "int8" else 16
         return 8 if dtype == "int8" else 16
 

@@ -36,7 +36,6 @@ def build(config: BuildConfig, progress: Progress | None = None) -> BuildResult:
     """
     progress = progress or Silent()
     check_destination(config.output, force=config.force)
-    specification = parse_draft(config.draft)
 
     # What the model is. What cannot be built is refused here, before a weight is read.
     source = resolve(
@@ -47,19 +46,21 @@ def build(config: BuildConfig, progress: Progress | None = None) -> BuildResult:
         trust_remote_code=config.trust_remote_code,
     )
     progress.note(f"Model: {source}" + "".join(f"\n  not taken: {place}" for place in source.tried))
+    config = config.resolved(source.recipe)
     model_config = load_config(source)
     tokenizer = collect_tokenizer(source, model_config)
     context_length = choose_context_length(config.context_length, model_config)
     target = capture_model("target", source, model_config, context_length=context_length, progress=progress)
-    draft = capture_draft(specification, target, config, progress)
+    draft = capture_draft(parse_draft(config.draft), target, config, progress)
     contract = reconcile(tokenizer.tokenizer_json, draft.tokenizer_json, target.vocab_size, draft.vocab_size)
-    gates = build_gates(config, target, draft)
+    gates = build_gates(config, draft)
 
     with staged_directory(config.output, force=config.force) as stage:
         # Graphs rewritten, weights streamed into them one at a time.
         tokenizer.write(stage)
         with WeightsFiles(stage) as files:
             weights = open_weights(source, model_config)
+            progress.note(f"Weights: {weights.description}")
             target_engine = compile_engine(target, weights, config, files, progress)
             draft_engine = draft.compile(config, files, progress)
         draft_entry = draft.entry(draft_engine, config.num_assistant_tokens)
@@ -72,4 +73,4 @@ def build(config: BuildConfig, progress: Progress | None = None) -> BuildResult:
         comparison = compare_build(pair, target, draft, gates, config, stage, progress)
         manifest = conclude(manifest, measured, comparison)
         manifest.write(stage)
-    return BuildResult(config.output, manifest, comparison, (*target.notes, *contract.notes))
+    return BuildResult(config.output, manifest, comparison, (*target.notes, *tokenizer.notes, *contract.notes))

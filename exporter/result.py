@@ -58,25 +58,29 @@ class BuildResult:
         draft = manifest.draft
         lines = [
             f"{self.path}: {manifest.status}",
-            f"  target     {target.model.architecture}, {target.num_hidden_layers} layers, "
+            f"  target      {target.model.architecture}, {target.num_hidden_layers} layers, "
             f"{target.model.parameters / 1e6:.0f} M parameters, context {target.context_length}",
-            f"  weights    {', '.join(f'{n} x {scheme}' for scheme, n in target.weights.summary.items())}; "
+            f"  weights     {', '.join(f'{n} x {scheme}' for scheme, n in target.weights.summary.items())}; "
             f"{target.weights.bytes / 1e6:.1f} MB",
-            f"  compute    activations {manifest.build['activations']}, cache K {cache.key_bits} V {cache.value_bits} bits",
-            "  draft      none"
+            f"  activations {manifest.build['activations']}, cache K {cache.key_bits} and V {cache.value_bits} bits",
+            "  draft       none"
             if draft is None
-            else f"  draft      {draft.kind}, {draft.num_assistant_tokens} tokens a round",
+            else f"  draft       {draft.kind}, {draft.num_assistant_tokens} tokens a round",
         ]
         if verify := manifest.measured.get("verify_ms"):
-            lines.append("  verify     " + ", ".join(f"{rows}: {ms:.2f} ms" for rows, ms in verify.items()) + " (rows)")
-        lines += [f"  note       {note}" for note in self.notes]
+            lines.append(
+                "  verify      " + ", ".join(f"{rows}: {ms:.2f} ms" for rows, ms in verify.items()) + " (rows)"
+            )
+        lines += [f"  note        {note}" for note in self.notes]
         if self.comparison is not None:
             figures = self.comparison.target.figures
             lines.append(
-                f"  accuracy   mean KL {figures.kl_mean:.2e}, top-1 agreement {figures.top1_agreement:.2%}, perplexity "
+                f"  accuracy    mean KL {figures.kl_mean:.2e}, top-1 agreement {figures.top1_agreement:.2%}, perplexity "
                 f"{figures.perplexity:.3f} (eager fp32 {figures.perplexity_reference:.3f}) over {figures.tokens} tokens"
             )
-            lines += [f"  FAILED     {problem}" for problem in (*self.comparison.faults, *self.comparison.failed_gates)]
+            lines += [
+                f"  FAILED      {problem}" for problem in (*self.comparison.faults, *self.comparison.failed_gates)
+            ]
         return "\n".join(lines)
 
 

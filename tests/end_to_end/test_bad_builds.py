@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from specexport.exporter.artifact import WeightsFile
-from specexport.exporter.cli import main
+from specexport.exporter.cli import cli
 from specexport.plugins.errors import InputError
 from specexport.runtime import load
 
 
 def run(*arguments: object) -> click.testing.Result:
-    return click.testing.CliRunner().invoke(main, [str(argument) for argument in arguments])
+    return click.testing.CliRunner().invoke(cli, [str(argument) for argument in arguments])
 
 
 def copy_of(directory: pathlib.Path, to: pathlib.Path) -> pathlib.Path:
