@@ -15,7 +15,7 @@ from specexport.runtime.drafts.model import ModelDraft
 from specexport.runtime.drafts.ngram import NgramDraft
 from specexport.runtime.engine import Engine, Model
 from specexport.runtime.generate import Generator, Output
-from specexport.runtime.manifest import ContractEntry, DraftEntry, EngineEntry, Manifest, TokensEntry
+from specexport.runtime.manifest import DraftEntry, EngineEntry, Manifest
 from specexport.runtime.native import set_num_threads
 from specexport.runtime.request import (
     GenerationDefaults,
@@ -39,31 +39,25 @@ class Pair:
         target: The engine whose distribution the output follows.
         draft: A ModelDraft (its engine: ``draft.engine``), an NgramDraft, or None.
         tokenizer: None if the bundle has none.
-        manifest: What the bundle says of itself; None for a pair put together by hand.
+        manifest: What the bundle says of itself.
     """
 
     def __init__(
         self,
         target: Model,
         draft: Draft | None,
-        contract: ContractEntry,
-        tokens: TokensEntry,
+        manifest: Manifest,
         *,
         tokenizer: Tokenizer | None = None,
         defaults: GenerationDefaults | None = None,
-        num_assistant_tokens: int = 0,
-        manifest: Manifest | None = None,
     ) -> None:
         self.target = target
         self.draft = draft
         self.tokenizer = tokenizer
         self.manifest = manifest
-        self._contract = contract
-        self._tokens = tokens
         self._defaults = defaults or GenerationDefaults.read(None)
-        self._num_assistant_tokens = num_assistant_tokens
         decode = tokenizer.decode if tokenizer is not None else None
-        self._generator = Generator(target, draft, contract.vocab_size, decode)
+        self._generator = Generator(target, draft, manifest.contract.vocab_size, decode)
 
     def generate(
         self,
@@ -126,7 +120,7 @@ class Pair:
                 seed=seed_of(seed),
                 num_assistant_tokens=self._assistant_tokens(num_assistant_tokens),
                 assistant_do_sample=sampling.do_sample and assistant_do_sample is not False,
-                eos_token_ids=frozenset() if ignore_eos else frozenset(self._tokens.eos_token_ids),
+                eos_token_ids=frozenset() if ignore_eos else frozenset(self.manifest.tokens.eos_token_ids),
                 stop=stop_strings(stop),
                 stream=stream,
             )
@@ -134,7 +128,7 @@ class Pair:
 
     def _assistant_tokens(self, count: int | None) -> int:
         if count is None:
-            return self._num_assistant_tokens
+            return self.manifest.draft.num_assistant_tokens if self.manifest.draft is not None else 0
         if count < 0:
             raise InputError(f"num_assistant_tokens must be at least 0; got {count}")
         if count and self.draft is None:
@@ -151,7 +145,7 @@ class Pair:
             ids = _integers(prompt)
         if not ids:
             raise InputError("the prompt is empty; it needs at least one token")
-        size = self._contract.vocab_size
+        size = self.manifest.contract.vocab_size
         for at, token in enumerate(ids):
             if not 0 <= token < size:
                 raise InputError(f"the prompt's token {at} is {token}; ids go from 0 to {size - 1}")
@@ -199,12 +193,9 @@ def load(
     return Pair(
         _open_engine(bundle, manifest.target),
         _open_draft(bundle, manifest.draft),
-        manifest.contract,
-        manifest.tokens,
+        manifest,
         tokenizer=Tokenizer.load(bundle),
         defaults=GenerationDefaults.read(defaults),
-        num_assistant_tokens=manifest.draft.num_assistant_tokens if manifest.draft is not None else 0,
-        manifest=manifest,
     )
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import bundle_files
 import numpy as np
 
 from specexport.runtime.cache import KVCache
 from specexport.runtime.drafts.base import Draft
-from specexport.runtime.manifest import CacheLayout, ContractEntry, TokensEntry
+from specexport.runtime.manifest import CacheLayout, ContractEntry, DraftEntry, TokensEntry
 from specexport.runtime.pair import Pair
 
 
@@ -74,7 +75,9 @@ class LetterTokenizer:
 def make_pair(target: TableModel, draft: Draft | None = None, *, eos: Sequence[int] = (), **options) -> Pair:
     """A pair of fakes with the letters as tokenizer."""
     size = options.pop("vocab_size", target.vocab_size)
-    contract = ContractEntry(size, target.vocab_size, target.vocab_size, target.vocab_size - size)
-    tokens = TokensEntry(None, tuple(eos), None)
-    options.setdefault("tokenizer", LetterTokenizer())
-    return Pair(target, draft, contract, tokens, num_assistant_tokens=3, **options)
+    manifest = bundle_files.manifest(
+        contract=ContractEntry(size, target.vocab_size, target.vocab_size, target.vocab_size - size),
+        tokens=TokensEntry(None, tuple(eos), None),
+        draft=None if draft is None else DraftEntry("ngram", 3, max_ngram_size=3),
+    )
+    return Pair(target, draft, manifest, **{"tokenizer": LetterTokenizer(), **options})
