@@ -52,7 +52,11 @@ def _print_version(ctx: click.Context, _parameter: click.Parameter, value: bool)
     if value:
         import importlib.metadata
 
-        click.echo(f"specexport {importlib.metadata.version('specexport')}")
+        try:
+            version = importlib.metadata.version("specexport")
+        except importlib.metadata.PackageNotFoundError:
+            version = "of a source tree that is not installed"
+        click.echo(f"specexport {version}")
         ctx.exit()
 
 

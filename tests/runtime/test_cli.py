@@ -77,6 +77,11 @@ def test_shell_completion_offers_the_commands():
     assert "inspect" in done.stdout
 
 
+def test_the_version():
+    done = run("--version")
+    assert done.exit_code == 0 and done.output.startswith("specexport ")
+
+
 def test_an_unknown_command_is_a_usage_error():
     done = run("generte")
     assert done.exit_code == 2 and "No such command 'generte'" in done.output
