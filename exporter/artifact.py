@@ -60,7 +60,7 @@ class WeightsFile:
         align = PAGE if tensor.nbytes >= PAGE else CACHE_LINE
         offset = -(-self._file.tell() // align) * align
         self._file.write(b"\0" * (offset - self._file.tell()))
-        tensor.tofile(self._file)
+        tensor.numpy().tofile(self._file)
         length = self._file.tell() - offset
         if length != tensor.nbytes:
             raise ValueError(f"{name!r} wrote {length} bytes where its shape and type ask for {tensor.nbytes}")
@@ -69,7 +69,7 @@ class WeightsFile:
             offset,
             length,
             tensor.dtype,
-            shape=ir.Shape(tensor.shape),
+            shape=ir.Shape(tensor.shape.numpy()),
             name=name,
             base_dir=self.path.parent,
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pathlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from specexport.exporter.artifact import WeightsFiles, weight_bytes, write_graph
@@ -11,9 +13,10 @@ from specexport.exporter.config import BuildConfig
 from specexport.exporter.entries import describe_engine, identify, op_versions
 from specexport.exporter.progress import Progress
 from specexport.exporter.staging import BuildError
-from specexport.graph_passes.infrastructure import PassFailure, PassRecord, run_passes
+from specexport.graph_passes.infrastructure import GraphPass, PassFailure, PassRecord, run_passes
 from specexport.graph_passes.pipeline import cpu_passes, portable_passes
 from specexport.graph_passes.plan import PassPlan
+from specexport.plugins.errors import InputError
 from specexport.plugins.quantized_linear.format import QuantizationScheme
 from specexport.runtime.manifest import BackendFiles, EngineEntry, ModelIdentity
 
@@ -72,9 +75,15 @@ class CompiledEngine:
 
 
 def choose_context_length(wanted: int | None, config: Any) -> int:
-    """The hard maximum of positions: what was asked for, else the model's own up to 8192."""
-    own = getattr(config.get_text_config(), "max_position_embeddings", None) or DEFAULT_CONTEXT
-    return wanted if wanted is not None else min(int(own), DEFAULT_CONTEXT)
+    """The hard maximum of positions: what was asked for, else the model's own up to 8192.
+
+    Raises:
+        InputError: More than the model has positions for.
+    """
+    own = int(getattr(config.get_text_config(), "max_position_embeddings", None) or DEFAULT_CONTEXT)
+    if wanted is not None and wanted > own:
+        raise InputError(f"--context-length is {wanted}; the model has positions for {own} (max_position_embeddings)")
+    return wanted if wanted is not None else min(own, DEFAULT_CONTEXT)
 
 
 def capture_model(
@@ -133,26 +142,31 @@ def compile_engine(
     Raises:
         BuildError: A pass broke the graph; names it.
     """
-    role, graph = captured.role, captured.graph
-    records: list[PassRecord] = []
+    role = captured.role
     dump = None if config.dump_passes is None else config.dump_passes / role
-    for folder, passes in ((PORTABLE, portable_passes(_plan(config, weights))), (ENGINE, cpu_passes())):
-        with progress.stage(f"Rewriting the {role}, {folder}", len(passes)) as advance:
-            form = "portable" if folder == PORTABLE else "cpu"
-            try:
-                records += run_passes(graph, passes, dump and dump / form, on_pass=lambda _, step=advance: step(1))
-            except PassFailure as error:
-                raise BuildError(f"{captured.source.identity}, {role}: {error}") from error
-        _write(captured, folder, files, progress)
+    records = _rewrite(captured, portable_passes(_plan(config, weights)), dump and dump / "portable", progress)
+    _write(captured, PORTABLE, files, progress)
+    records += _rewrite(captured, cpu_passes(), dump and dump / "cpu", progress)
+    _write(captured, ENGINE, files, progress)
     engine_file, data_file = f"{ENGINE}/{role}.onnx", f"{ENGINE}/{captured.weights_file}"
     entry = describe_engine(
-        graph,
+        captured.graph,
         identity=captured.identity,
         config=captured.config.get_text_config(),
         context_length=captured.context_length,
         files={"cpu": BackendFiles(file=engine_file, weights=data_file)},
     )
-    return CompiledEngine(entry=entry, records=tuple(records), ops=op_versions([graph]))
+    return CompiledEngine(entry=entry, records=tuple(records), ops=op_versions(captured.graph))
+
+
+def _rewrite(
+    captured: CapturedModel, passes: Sequence[GraphPass], dump: pathlib.Path | None, progress: Progress
+) -> list[PassRecord]:
+    with progress.stage(f"Rewriting the {captured.role}", len(passes)) as advance:
+        try:
+            return run_passes(captured.graph, passes, dump, on_pass=lambda _: advance(1))
+        except PassFailure as error:
+            raise BuildError(f"{captured.source.identity}, {captured.role}: {error}") from error
 
 
 def _write(captured: CapturedModel, folder: str, files: WeightsFiles, progress: Progress) -> None:

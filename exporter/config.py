@@ -6,6 +6,7 @@ import dataclasses
 import pathlib
 from typing import TYPE_CHECKING, Any
 
+from specexport.exporter.draft.specification import DraftSpecification, parse_draft
 from specexport.plugins.errors import InputError
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ ACTIVATIONS = ("int8", "fp32")
 CACHE_DTYPES = ("auto", "int8", "f16")
 WEIGHT_GROUPS = (32, 64, 128)
 DEFAULT_CACHE_GROUP = 64
+DEFAULT_DRAFT = "ngram"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,7 +79,7 @@ class BuildConfig:
         """The same with everything that was left open filled in: from the recipe where it says, else the defaults."""
         return dataclasses.replace(
             self,
-            draft=self.draft or (recipe and recipe.draft) or "ngram",
+            draft=self.draft or (recipe and recipe.draft) or DEFAULT_DRAFT,
             key_cache_dtype=self.key_cache_dtype or (recipe and recipe.key_cache_dtype) or "auto",
             value_cache_dtype=self.value_cache_dtype or (recipe and recipe.value_cache_dtype) or "auto",
             kv_group_size=self.kv_group_size or (recipe and recipe.kv_group_size) or DEFAULT_CACHE_GROUP,
@@ -98,6 +100,15 @@ class BuildConfig:
     def value_bits(self) -> int:
         """Bits of a value in the cache: 8 or 16."""
         return self._cache_bits(self.value_cache_dtype)
+
+    @property
+    def draft_specification(self) -> DraftSpecification:
+        """What ``draft`` says.
+
+        Raises:
+            InputError: It says nothing that can be.
+        """
+        return parse_draft(self.draft or DEFAULT_DRAFT)
 
     @property
     def cache_group_size(self) -> int:

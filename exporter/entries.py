@@ -71,11 +71,10 @@ def describe_engine(
     )
 
 
-def op_versions(models: Iterable[ir.Model]) -> dict[str, int]:
-    """``domain::name`` of every op of ours in ``models``, with the version of its specification."""
+def op_versions(model: ir.Model) -> dict[str, int]:
+    """``domain::name`` of every op of ours in ``model``, with the version of its specification."""
     found = {
         f"{node.domain}::{node.op_type}": node.version or model.graph.opset_imports[node.domain]
-        for model in models
         for node in model.graph
         if node.domain.startswith("specexport")
     }

@@ -9,7 +9,6 @@ from specexport.exporter.compile import capture_model, choose_context_length, co
 from specexport.exporter.config import BuildConfig
 from specexport.exporter.contract import reconcile
 from specexport.exporter.draft.capture import capture_draft
-from specexport.exporter.draft.specification import parse_draft
 from specexport.exporter.loading import load_config, open_weights
 from specexport.exporter.measure import measure_pair
 from specexport.exporter.progress import Progress, Silent
@@ -51,7 +50,7 @@ def build(config: BuildConfig, progress: Progress | None = None) -> BuildResult:
     tokenizer = collect_tokenizer(source, model_config)
     context_length = choose_context_length(config.context_length, model_config)
     target = capture_model("target", source, model_config, context_length=context_length, progress=progress)
-    draft = capture_draft(parse_draft(config.draft), target, config, progress)
+    draft = capture_draft(config.draft_specification, target, config, progress)
     contract = reconcile(tokenizer.tokenizer_json, draft.tokenizer_json, target.vocab_size, draft.vocab_size)
     gates = build_gates(config, draft)
 

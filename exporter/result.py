@@ -75,8 +75,9 @@ class BuildResult:
         if self.comparison is not None:
             figures = self.comparison.target.figures
             lines.append(
-                f"  accuracy    mean KL {figures.kl_mean:.2e}, top-1 agreement {figures.top1_agreement:.2%}, perplexity "
-                f"{figures.perplexity:.3f} (eager fp32 {figures.perplexity_reference:.3f}) over {figures.tokens} tokens"
+                f"  accuracy    mean KL {figures.kl_mean:.2e}, top-1 agreement {figures.top1_agreement:.2%}, "
+                f"perplexity {figures.perplexity:.3f} (fp32 eager {figures.perplexity_reference:.3f}), "
+                f"{figures.tokens} tokens"
             )
             lines += [
                 f"  FAILED      {problem}" for problem in (*self.comparison.faults, *self.comparison.failed_gates)

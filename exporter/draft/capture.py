@@ -54,18 +54,16 @@ class CapturedDraft:
 
     def entry(self, engine: CompiledEngine | None, num_assistant_tokens: int) -> DraftEntry | None:
         """What the manifest says of it."""
-        match self.specification:
-            case NoDraft():
-                return None
-            case NgramDraft(max_ngram_size):
-                return DraftEntry("ngram", num_assistant_tokens, max_ngram_size=max_ngram_size)
-            case LayersDraft(layers):
-                kind, depth = "layers", layers
-            case ModelDraft():
-                kind, depth = "model", None
+        specification = self.specification
+        if isinstance(specification, NoDraft):
+            return None
+        if isinstance(specification, NgramDraft):
+            return DraftEntry("ngram", num_assistant_tokens, max_ngram_size=specification.max_ngram_size)
         if engine is None:
-            raise ValueError(f"a {kind} draft needs its engine")
-        return DraftEntry(kind, num_assistant_tokens, layers=depth, engine=engine.entry)
+            raise ValueError(f"{specification} needs its engine")
+        if isinstance(specification, LayersDraft):
+            return DraftEntry("layers", num_assistant_tokens, layers=specification.layers, engine=engine.entry)
+        return DraftEntry("model", num_assistant_tokens, engine=engine.entry)
 
     def reference(self) -> torch.nn.Module | None:
         """The fp32 eager model of a draft from elsewhere; one made from the target needs none of its own."""
