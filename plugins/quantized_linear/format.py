@@ -165,7 +165,8 @@ def quantize(w: npt.NDArray[np.float32], scheme: QuantizationScheme) -> Quantize
 
 def pack_int4(q: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """Pack values 0..15 ``[N, K]`` two to a byte, ``[N, K/2]``; the even column is the low nibble."""
-    return np.bitwise_or(q[:, 0::2], q[:, 1::2] << 4, dtype=np.uint8)
+    packed: npt.NDArray[np.uint8] = q[:, 0::2] | (q[:, 1::2] << 4)
+    return packed
 
 
 def unpack_int4(packed: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:

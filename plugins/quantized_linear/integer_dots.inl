@@ -117,8 +117,9 @@ void integer_tile(const LinearConfig& config, const uint8_t* tile, const int8_t*
                   int stride, float* out) {
   constexpr int kGroupsPerLine = kMinimum ? 1 : 2;
   constexpr int kGroupBytes = kGroup * kTile * kBits / 8;
-  const int64_t groups = config.in_features / config.group_size;
-  const int parts = config.group_size / kGroup;
+  const int64_t groups = config.groups();
+  const int parts = config.group_size >> 5;
+  static_assert(kGroup == 32, "parts of a scale group");
   for (int lane = 0; lane < kTile; lane += kWidth) {
     F sums[R] = {};
     const uint8_t* weights = tile;

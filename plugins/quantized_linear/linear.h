@@ -31,10 +31,11 @@ struct LinearConfig {
   // Work for threads: a tile, or a pair of them when gated.
   int64_t units() const { return (outputs() + kTile - 1) / kTile; }
   int tiles_per_unit() const { return gated ? 2 : 1; }
+  // Scale groups of a row; a group's size is a power of two, and a division a tile would show.
+  int64_t groups() const { return in_features >> __builtin_ctz(group_size); }
   int64_t tile_bytes() const {
     if (bits == 32) return in_features * kTile * 4;
-    const int64_t groups = in_features / group_size;
-    return (has_minimum ? groups : (groups + 1) / 2) * 64 + in_features * kTile * bits / 8;
+    return (has_minimum ? groups() : (groups() + 1) / 2) * 64 + in_features * kTile * bits / 8;
   }
   int64_t packed_bytes() const { return units() * tiles_per_unit() * tile_bytes(); }
 };

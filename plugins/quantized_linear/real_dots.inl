@@ -37,7 +37,7 @@ void float_weight_tile(const LinearConfig& config, const uint8_t* tile, const fl
 template <int R, int kBits, bool kMinimum>
 void dequantized_tile(const LinearConfig& config, const uint8_t* tile, const float* const* x, float* out) {
   constexpr int kGroupsPerLine = kMinimum ? 1 : 2;
-  const int64_t groups = config.in_features / config.group_size;
+  const int64_t groups = config.groups();
   const F zero = splat(kBits == 8 ? 128.0f : kMinimum ? 0.0f : 8.0f);
   for (int lane = 0; lane < kTile; lane += kWidth) {
     F sums[R][4] = {};

@@ -11,6 +11,7 @@
 #include "check.h"
 #include "cpu_features.h"
 #include "float16.h"
+#include "quantized_embedding/read_row.h"
 #include "thread_pool.h"
 
 using namespace specexport;
@@ -179,9 +180,24 @@ void compare_one() {
   }
 }
 
+void compare_rows() {
+  LinearConfig c = random_config();
+  c.gated = false;
+  const std::vector<uint8_t> packed = random_packed(c);
+  std::vector<float> y(c.in_features);
+  for (int64_t n = 0; n < c.out_features; n++) {
+    read_packed_row(c, packed.data(), n, y.data());
+    for (int64_t k = 0; k < c.in_features; k++) {
+      const float expected = static_cast<float>(weight(c, packed.data(), n, k));
+      CHECK(y[k] == expected, "bits %d row %d column %d: %g, not %g", c.bits, int(n), int(k), y[k], expected);
+    }
+  }
+}
+
 }  // namespace
 
 void test_linear() {
+  for (int i = 0; i < 30; i++) compare_rows();
   for (const char* name : {"portable", "avx2", "avx512_vnni"}) {
     if (!set_isa(name)) {
       std::printf("%s: not on this machine\n", name);
