@@ -22,6 +22,27 @@ static inline int row_count(const Call& call, const Item& item) {
   return static_cast<int>(item.s1 - item.s0) * call.repeats;
 }
 
+// Adds a block's values, under the weights of the item's rows, to the sums of its chunk.
+template <class Values>
+static inline void weigh_block(const Call& call, const Item& item, int64_t block, const Values& values,
+                               const Scratch& t) {
+  const int padded = call.padded_dim(), rows = row_count(call, item), within = static_cast<int>(block % kChunk);
+  for (int r = 0; r < rows;) {
+    // Rows of one tile attend the same positions: a weight of 0 times a NaN that is not attended would be NaN.
+    const Span attended = span(call, item, r, block, kBlock);
+    int n = 1;
+    for (; n < kTileRows && r + n < rows; n++) {
+      const Span other = span(call, item, r + n, block, kBlock);
+      if (other.first != attended.first || other.end != attended.end) break;
+    }
+    if (attended.first < attended.end) {
+      weigh_some(n, t.scores + static_cast<int64_t>(r) * kChunk + within, values, attended.first, attended.end,
+                 call.head_dim, padded, t.chunk + static_cast<int64_t>(r) * padded);
+    }
+    r += n;
+  }
+}
+
 // Weighted sums, maxima and denominators of one chunk for the item's rows; rows that attend nothing in it keep
 // denominator 0 (every other one is at least 1, or NaN).
 static void attend_positions(const Call& call, const Item& item, int64_t chunk, const float* queries,
@@ -56,22 +77,22 @@ static void attend_positions(const Call& call, const Item& item, int64_t chunk, 
            t.chunk_denominator + r);
   }
   __builtin_memset(t.chunk, 0, sizeof(float) * rows * padded);
+  // Rows of a single tile take the values from the cache; for more the block is dequantized once.
+  const bool direct = rows <= kTileRows && dim % kWidth == 0 && call.value.group_size % kWidth == 0;
   for (int64_t block = first_block; block < high; block += kBlock) {
     const int count = static_cast<int>(smaller(high - block, kBlock));
-    load_values(call.value, head * call.capacity + block, count, dim, padded, t.values);
-    for (int r = 0; r < rows;) {
-      // Rows of one tile attend the same positions: a weight of 0 times a NaN that is not attended would be NaN.
-      const Span attended = span(call, item, r, block, kBlock);
-      int n = 1;
-      for (; n < kTileRows && r + n < rows; n++) {
-        const Span other = span(call, item, r + n, block, kBlock);
-        if (other.first != attended.first || other.end != attended.end) break;
-      }
-      if (attended.first < attended.end) {
-        weigh_some(n, t.scores + static_cast<int64_t>(r) * kChunk + (block - start), t.values, attended.first,
-                   attended.end, dim, padded, t.chunk + static_cast<int64_t>(r) * padded);
-      }
-      r += n;
+    const int64_t at = head * call.capacity + block;
+    const auto weigh = [&](const auto& values) { weigh_block(call, item, block, values, t); };
+    if (!direct) {
+      load_values(call.value, at, count, dim, padded, t.values);
+      weigh(FloatValues{t.values, padded});
+    } else if (call.value.bits == 16) {
+      weigh(HalfValues{static_cast<const uint16_t*>(call.value.rows) + at * dim, dim});
+    } else {
+      const int groups = dim / call.value.group_size;
+      load_factors(call.value.scales + at * groups, count * groups, t.values);
+      const int8_t* cache = static_cast<const int8_t*>(call.value.rows) + at * dim;
+      weigh(Int8Values{cache, t.values, dim, call.value.group_size, groups});
     }
   }
 }

@@ -21,23 +21,43 @@ static inline void score_tile(const float* q, int dim, const float* keys, float*
   }
 }
 
-// sums[r][d] += sum over keys i in [first, end) of weights[r][i] values[i][d], for N vectors of channels.
-template <int R, int N>
-static inline void weigh_tile(const float* weights, const float* values, int first, int end, int padded, float* sums) {
+// Where a tile finds values, kWidth channels of key i from d on: in a block of floats, or, when the block serves a
+// single tile, in the cache itself. The product of an int8 and a float16 is exact in float32, so the bits are the same.
+struct FloatValues {
+  const float* values;
+  int padded;
+  Vector at(int i, int d) const { return load(values + i * padded + d); }
+};
+struct HalfValues {
+  const uint16_t* rows;
+  int dim;
+  Vector at(int i, int d) const { return load_half(rows + i * dim + d); }
+};
+struct Int8Values {
+  const int8_t* rows;
+  const float* factors;
+  int dim, group_size, groups;
+  Vector at(int i, int d) const { return load_int8(rows + i * dim + d) * splat(factors[i * groups + d / group_size]); }
+};
+
+// sums[r][d] += sum over keys i in [first, end) of weights[r][i] value[i][d], for N vectors of channels from d on.
+template <int R, int N, class Values>
+static inline void weigh_tile(const float* weights, const Values& values, int first, int end, int d, int padded,
+                              float* sums) {
   Vector total[R][N];
   for (int r = 0; r < R; r++) {
-    for (int n = 0; n < N; n++) total[r][n] = load(sums + r * padded + n * kWidth);
+    for (int n = 0; n < N; n++) total[r][n] = load(sums + r * padded + d + n * kWidth);
   }
   for (int i = first; i < end; i++) {
     Vector value[N];
-    for (int n = 0; n < N; n++) value[n] = load(values + i * padded + n * kWidth);
+    for (int n = 0; n < N; n++) value[n] = values.at(i, d + n * kWidth);
     for (int r = 0; r < R; r++) {
       const Vector x = splat(weights[r * kChunk + i]);
       for (int n = 0; n < N; n++) total[r][n] = fma(x, value[n], total[r][n]);
     }
   }
   for (int r = 0; r < R; r++) {
-    for (int n = 0; n < N; n++) store(sums + r * padded + n * kWidth, total[r][n]);
+    for (int n = 0; n < N; n++) store(sums + r * padded + d + n * kWidth, total[r][n]);
   }
 }
 
@@ -46,13 +66,13 @@ static void score_rows(const float* q, int dim, const float* keys, float* scores
   for (int i = 0; i < kBlock; i += kKeyVectors * kWidth) score_tile<R, kKeyVectors>(q, dim, keys + i, scores + i);
 }
 
-template <int R>
-static void weigh_rows(const float* weights, const float* values, int first, int end, int dim, int padded,
+template <int R, class Values>
+static void weigh_rows(const float* weights, const Values& values, int first, int end, int dim, int padded,
                        float* sums) {
   int d = 0;
   for (; d + kKeyVectors * kWidth <= lanes(dim); d += kKeyVectors * kWidth)
-    weigh_tile<R, kKeyVectors>(weights, values + d, first, end, padded, sums + d);
-  for (; d < dim; d += kWidth) weigh_tile<R, 1>(weights, values + d, first, end, padded, sums + d);
+    weigh_tile<R, kKeyVectors>(weights, values, first, end, d, padded, sums);
+  for (; d < dim; d += kWidth) weigh_tile<R, 1>(weights, values, first, end, d, padded, sums);
 }
 
 static void score_some(int rows, const float* q, int dim, const float* keys, float* scores) {
@@ -66,7 +86,8 @@ static void score_some(int rows, const float* q, int dim, const float* keys, flo
   }
 }
 
-static void weigh_some(int rows, const float* weights, const float* values, int first, int end, int dim, int padded,
+template <class Values>
+static void weigh_some(int rows, const float* weights, const Values& values, int first, int end, int dim, int padded,
                        float* sums) {
   switch (rows) {
     case 1: return weigh_rows<1>(weights, values, first, end, dim, padded, sums);
