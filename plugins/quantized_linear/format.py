@@ -165,7 +165,7 @@ def quantize(w: npt.NDArray[np.float32], scheme: QuantizationScheme) -> Quantize
 
 def pack_int4(q: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """Pack values 0..15 ``[N, K]`` two to a byte, ``[N, K/2]``; the even column is the low nibble."""
-    packed: npt.NDArray[np.uint8] = q[:, 0::2] | (q[:, 1::2] << 4)
+    packed: npt.NDArray[np.uint8] = np.asarray(q[:, 0::2] | (q[:, 1::2] << 4), np.uint8)
     return packed
 
 
