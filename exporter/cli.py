@@ -18,6 +18,11 @@ COMMANDS = {
     "passes": ("specexport.exporter.cli_passes:passes", "Show what the graph passes do to a model."),
 }
 
+# What the extra [export] brings; the base install runs bundles without them.
+EXPORT_LIBRARIES = frozenset(
+    ("torch", "transformers", "onnx", "onnx_ir", "onnxscript", "gguf", "huggingface_hub", "safetensors", "rich")
+)
+
 
 class LazyGroup(click.Group):
     """Lists commands from a table, so that --help and completion import none of them."""
@@ -46,6 +51,15 @@ class LazyGroup(click.Group):
         except SpecexportError as error:
             click.echo(f"Error: {' '.join(str(error).split())}", err=True)
             ctx.exit(error.exit_code)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.partition(".")[0] not in EXPORT_LIBRARIES:
+                raise
+            click.echo(
+                f"Error: {ctx.invoked_subcommand} needs {error.name}, which is not installed; "
+                "pip install 'specexport[export]'",
+                err=True,
+            )
+            ctx.exit(2)
 
 
 def _print_version(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:

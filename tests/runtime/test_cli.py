@@ -97,6 +97,17 @@ def test_our_errors_are_one_line_and_an_exit_code(monkeypatch, kind, code):
     assert (done.exit_code, done.stderr, done.stdout) == (code, "Error: two lines\n", "")
 
 
+def test_a_command_of_the_export_extra_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnx_ir", None)
+    for name in [name for name in sys.modules if name.startswith("specexport.graph_passes")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("pipeline", "compile"):
+        monkeypatch.delitem(sys.modules, f"specexport.exporter.{name}", raising=False)
+    done = run("build", "anything")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == "Error: build needs onnx_ir, which is not installed; pip install 'specexport[export]'\n"
+
+
 def test_a_directory_that_is_no_bundle(tmp_path):
     for command in (["inspect", str(tmp_path)], ["generate", str(tmp_path), "hello"]):
         done = run(*command)
