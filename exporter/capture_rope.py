@@ -67,9 +67,12 @@ def rope_tables(rotary: Any, context_length: int, layer_type: str | None = None)
     clone = copy.deepcopy(rotary).to("cpu")
     with torch.no_grad():
         arguments = {} if layer_type is None else {"layer_type": layer_type}
-        cos, sin = clone(
+        result = clone(
             torch.zeros(1, 1, 1), position_ids=torch.arange(context_length, dtype=torch.int64)[None], **arguments
         )
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise CaptureError(f"{type(rotary).__name__} gives no pair of cosines and sines")
+    cos, sin = result
     return cos[0].float().contiguous(), sin[0].float().contiguous()
 
 
