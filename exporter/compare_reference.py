@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -73,13 +74,16 @@ class TorchReference:
             return []
         produced: list[int] = []
         block, cache = torch.from_numpy(np.ascontiguousarray(ids))[None], None
+        # Transformers renamed the argument and the output's field together.
+        known = inspect.signature(self._module.forward).parameters
+        name = "cache" if "cache" in known else "past_key_values"
         with torch.inference_mode():
             while len(produced) < max_new_tokens:
-                output = self._module(block, past_key_values=cache, use_cache=True)
+                output = self._module(block, use_cache=True, **{name: cache})
                 produced.append(int(output.logits[0, -1].argmax()))
                 if produced[-1] in eos_token_ids:
                     break
-                block, cache = torch.tensor([[produced[-1]]]), output.past_key_values
+                block, cache = torch.tensor([[produced[-1]]]), output[name]
         return produced
 
     def layer_outputs(self, ids: Ids) -> list[Float32]:

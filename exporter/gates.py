@@ -65,7 +65,7 @@ class GateResult:
     def __str__(self) -> str:
         """``target.kl_mean is 0.0051, fails at > 0.004``."""
         name = f"{self.gate.model}.{self.gate.field}"
-        verb = "passes; would fail at" if self.passed else "fails at"
+        verb = "would fail at" if self.passed else "fails at"
         return f"{name} is {self.value:.6g}, {verb} {self.gate.operator} {self.gate.limit:g}"
 
     def to_json(self) -> dict[str, Any]:
