@@ -13,6 +13,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace specexport {
@@ -20,6 +21,9 @@ namespace {
 
 // Longer than the gap between two nodes of a step, shorter than a caller would notice on its CPU bill.
 constexpr auto kSpin = std::chrono::microseconds(100);
+
+// The finest that a job is cut for a thread; the first pieces are taken many at a time.
+constexpr int kPiecesPerThread = 32;
 
 inline void relax() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -48,6 +52,12 @@ bool spin_until(Done&& done) {
 
 thread_local bool inside_range = false;
 
+// Threads take pieces of a job as they come, larger ones first: a worker that the system runs late (another process has
+// its CPU) then delays nobody, for the others have taken its share.
+//
+// `ticket_` is the job's number, and the next piece to be taken. A thread reads the job and claims pieces by one
+// compare-and-swap of the ticket that it read before; that fails if the job has ended in between, so no thread ever runs
+// one job's function on another one's pieces, however late it comes.
 class Pool {
  public:
   ~Pool() { stop(); }
@@ -57,43 +67,73 @@ class Pool {
     if (static_cast<int>(workers_.size()) + 1 == threads) return;
     stop();
     stopping_.store(false);
-    const uint64_t seen = generation_.load();
-    for (int i = 1; i < threads; i++) workers_.emplace_back([this, i, seen] { work(i, seen); });
+    const uint32_t seen = job_of(ticket_.load());
+    for (int i = 1; i < threads; i++) workers_.emplace_back([this, seen] { work(seen); });
   }
 
-  void run(int64_t count, int ranges, RangeFunction function, void* context) {
-    count_ = count;
-    ranges_ = ranges;
-    function_ = function;
-    context_ = context;
+  // The caller holds `owner`. Of `count` indices, `pieces` are handed out.
+  void run(int64_t count, uint32_t pieces, RangeFunction function, void* context) {
+    const uint32_t job = job_of(ticket_.load()) + 1;
+    // The old ticket is closed (see below) before the first field changes: whoever reads a new field fails to claim.
+    count_.store(count, std::memory_order_release);
+    pieces_.store(pieces, std::memory_order_release);
+    function_.store(function, std::memory_order_release);
+    context_.store(context, std::memory_order_release);
     failure_ = nullptr;
-    pending_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
-    generation_.fetch_add(1);  // Sequentially consistent, as `sleepers_`: one of the two sides sees the other.
+    unfinished_.store(pieces, std::memory_order_relaxed);
+    ticket_.store(ticket(job, 0));  // Sequentially consistent, as `sleepers_`: one of the two sides sees the other.
     if (sleepers_.load() > 0) {
       { std::lock_guard<std::mutex> lock(mutex_); }
       wake_.notify_all();
     }
-    run_range(0);
-    auto done = [this] { return pending_.load(std::memory_order_acquire) == 0; };
+    take_part(job);
+    auto done = [this] { return unfinished_.load(std::memory_order_acquire) == 0; };
     if (!spin_until(done)) {
       std::unique_lock<std::mutex> lock(mutex_);
       caller_waits_ = true;
       finished_.wait(lock, done);
       caller_waits_ = false;
     }
-    if (failure_) std::rethrow_exception(failure_);
+    ticket_.store(ticket(job, kClosed));
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   }
 
   std::mutex owner;  // Held by the one caller that uses the workers.
 
  private:
-  void run_range(int index) noexcept {
-    if (index >= ranges_) return;
-    // Ranges differ in length by at most one.
-    const int64_t begin = count_ * index / ranges_, end = count_ * (index + 1) / ranges_;
+  static constexpr uint32_t kClosed = UINT32_MAX;
+  static uint64_t ticket(uint32_t job, uint32_t piece) { return static_cast<uint64_t>(job) << 32 | piece; }
+  static uint32_t job_of(uint64_t ticket) { return static_cast<uint32_t>(ticket >> 32); }
+
+  // Runs pieces of `job` until none is left.
+  void take_part(uint32_t job) {
+    const uint32_t threads = static_cast<uint32_t>(workers_.size()) + 1;
+    uint64_t current = ticket_.load(std::memory_order_acquire);
+    for (;;) {
+      const uint32_t piece = static_cast<uint32_t>(current), pieces = pieces_.load(std::memory_order_acquire);
+      const RangeFunction function = function_.load(std::memory_order_acquire);
+      void* context = context_.load(std::memory_order_acquire);
+      const int64_t count = count_.load(std::memory_order_acquire);
+      if (job_of(current) != job || piece >= pieces) return;
+      const uint32_t taken = std::max<uint32_t>(1, (pieces - piece) / (2 * threads));
+      if (!ticket_.compare_exchange_weak(current, current + taken, std::memory_order_acq_rel, std::memory_order_acquire))
+        continue;
+      run_range(function, context, count * piece / pieces, count * (piece + taken) / pieces);
+      if (unfinished_.fetch_sub(taken, std::memory_order_acq_rel) == taken) {
+        // The caller may have gone to sleep; under the lock it either has or will see that all is done.
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (caller_waits_) finished_.notify_one();
+        return;
+      }
+      current = ticket_.load(std::memory_order_acquire);
+    }
+  }
+
+  void run_range(RangeFunction function, void* context, int64_t begin, int64_t end) noexcept {
     inside_range = true;
     try {
-      function_(context_, begin, end);
+      function(context, begin, end);
     } catch (...) {
       std::lock_guard<std::mutex> lock(mutex_);
       if (!failure_) failure_ = std::current_exception();
@@ -101,23 +141,18 @@ class Pool {
     inside_range = false;
   }
 
-  void work(int index, uint64_t seen) {
+  void work(uint32_t seen) {
     for (;;) {
-      auto called = [&] { return generation_.load() != seen; };
+      auto called = [&] { return job_of(ticket_.load()) != seen; };
       if (!spin_until(called)) {
         std::unique_lock<std::mutex> lock(mutex_);
         sleepers_.fetch_add(1);
         wake_.wait(lock, called);
         sleepers_.fetch_sub(1);
       }
-      seen++;
+      seen = job_of(ticket_.load());
       if (stopping_.load()) return;
-      run_range(index);
-      if (pending_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-        // The caller may have gone to sleep; under the lock it either has or will see pending == 0.
-        std::lock_guard<std::mutex> lock(mutex_);
-        if (caller_waits_) finished_.notify_one();
-      }
+      take_part(seen);
     }
   }
 
@@ -126,7 +161,7 @@ class Pool {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       stopping_.store(true);
-      generation_.fetch_add(1);
+      ticket_.store(ticket(job_of(ticket_.load()) + 1, kClosed));
     }
     wake_.notify_all();
     for (std::thread& worker : workers_) worker.join();
@@ -136,14 +171,14 @@ class Pool {
   std::vector<std::thread> workers_;
   std::mutex mutex_;
   std::condition_variable wake_, finished_;
-  std::atomic<uint64_t> generation_{0};
-  std::atomic<int> pending_{0}, sleepers_{0};
+  std::atomic<uint64_t> ticket_{kClosed};
+  std::atomic<uint32_t> pieces_{0}, unfinished_{0};
+  std::atomic<int> sleepers_{0};
   std::atomic<bool> stopping_{false};
+  std::atomic<int64_t> count_{0};
+  std::atomic<RangeFunction> function_{nullptr};
+  std::atomic<void*> context_{nullptr};
   bool caller_waits_ = false;
-  int64_t count_ = 0;
-  int ranges_ = 0;
-  RangeFunction function_ = nullptr;
-  void* context_ = nullptr;
   std::exception_ptr failure_;
 };
 
@@ -242,13 +277,13 @@ void parallel_ranges(int64_t count, int64_t grain, RangeFunction function, void*
   if (count <= 0) return;
   const int threads = num_threads();
   const int64_t most = std::max<int64_t>(count / std::max<int64_t>(grain, 1), 1);
-  const int ranges = static_cast<int>(std::min<int64_t>(threads, most));
-  if (ranges == 1 || inside_range) return function(context, 0, count);
+  const uint32_t pieces = static_cast<uint32_t>(std::min<int64_t>(int64_t{threads} * kPiecesPerThread, most));
+  if (threads == 1 || pieces == 1 || inside_range) return function(context, 0, count);
   Pool* workers = shared_pool();
   std::unique_lock<std::mutex> lock(workers->owner, std::try_to_lock);
   if (!lock.owns_lock()) return function(context, 0, count);
   workers->resize(threads);
-  workers->run(count, ranges, function, context);
+  workers->run(count, pieces, function, context);
 }
 
 }  // namespace specexport

@@ -2,8 +2,8 @@
 //
 //   parallel_for(count, [&](int64_t begin, int64_t end) { ... });
 //
-// splits [0, count) into one contiguous range a thread, the caller's included, and returns when all are done. The split
-// depends on `count` and the thread count only. Kernels must give the same bits for every split.
+// hands out contiguous ranges of [0, count) to the caller and the workers, as they come, and returns when all are done.
+// A thread gets a few ranges, which differ from call to call: kernels must give the same bits for every split.
 //
 // An exception in a range is rethrown in the caller. A call from inside a range, or while another thread's call holds
 // the workers, runs in the caller alone: never a deadlock, never a queue.
@@ -26,7 +26,7 @@ int default_num_threads();
 using RangeFunction = void (*)(void* context, int64_t begin, int64_t end);
 void parallel_ranges(int64_t count, int64_t grain, RangeFunction function, void* context);
 
-// Runs body(begin, end) over [0, count); no range but the last is smaller than `grain`.
+// Runs body(begin, end) over [0, count); no range is smaller than `grain`, unless `count` is.
 template <class Body>
 void parallel_for(int64_t count, int64_t grain, Body&& body) {
   using Type = std::remove_reference_t<Body>;
