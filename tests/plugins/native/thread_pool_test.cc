@@ -2,6 +2,7 @@
 #include "thread_pool.h"
 
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
@@ -54,6 +55,18 @@ void test_thread_pool() {
     });
     CHECK(inner == 40);
   }
+
+  // A thread that is held up holds nobody else's work up: the others take every piece but its own.
+  set_num_threads(2);
+  std::atomic<int64_t> others{0};
+  parallel_for(64, [&](int64_t begin, int64_t end) {
+    if (begin > 0) {
+      others += end - begin;
+      return;
+    }
+    for (int ms = 0; ms < 2000 && others + end < 64; ms++) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    CHECK(others + end == 64, "%d indices of 64 were left", int(64 - others - end));
+  });
 
   std::vector<std::thread> callers;
   for (int i = 0; i < 4; i++)
