@@ -49,14 +49,14 @@ def passes(
     from specexport.exporter.loading import load_config
     from specexport.exporter.source import resolve
 
+    if explain is not None and explain.removesuffix("Pass") not in pass_names():
+        raise InputError(f"--explain {explain}: there is no such pass; there are {', '.join(pass_names())}")
     source = resolve(
         model, revision=revision, cache_dir=cache_dir, offline=offline, trust_remote_code=trust_remote_code
     )
     records, left = explain_passes(load_config(source), weights, context_length, dump_passes)
     if explain is not None:
         records = [record for record in records if record.name == explain.removesuffix("Pass")]
-        if not records:
-            raise InputError(f"--explain {explain}: there is no such pass; run without it to see their names")
     if as_json:
         click.echo(
             json.dumps({"nodes": left, "passes": [record.to_json() for record in records]}, indent=2, sort_keys=True)
@@ -94,6 +94,15 @@ def explain_passes(
     records = run_passes(graph, portable_passes(plan) + cpu_passes(), dump_dir)
     names = (f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in graph.graph)
     return records, dict(sorted(Counter(names).items(), key=lambda item: -item[1]))
+
+
+def pass_names() -> list[str]:
+    """The names of all passes in order, each once."""
+    from specexport.graph_passes.pipeline import cpu_passes, portable_passes
+    from specexport.graph_passes.plan import NoWeights, PassPlan
+
+    passes = portable_passes(PassPlan(weights=NoWeights())) + cpu_passes()
+    return list(dict.fromkeys(graph_pass.title for graph_pass in passes))
 
 
 def _print_table(records: list[PassRecord], left: dict[str, int]) -> None:
