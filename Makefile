@@ -19,7 +19,7 @@ test: lint types pytest
 
 setup: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml CMakeLists.txt $(wildcard plugins/native/*) $(wildcard plugins/*/cpu*.cc)
+$(VENV)/.installed: pyproject.toml CMakeLists.txt $(wildcard plugins/*/*.cc plugins/*/*.h plugins/*/*.inl)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --upgrade pip
 	$(BIN)/pip install -q $(TORCH)
