@@ -158,5 +158,8 @@ def _find_capture_error(error: BaseException | None) -> CaptureError | None:
 
 
 def _first(error: BaseException) -> str:
+    """The first line of what an error started with."""
+    while error.__cause__ is not None:
+        error = error.__cause__
     lines = str(error).strip().splitlines()
     return lines[0][:300] if lines else type(error).__name__

@@ -114,7 +114,7 @@ class QuantizeLinearPass(GraphPass):
         shape = dims(matrix)
         n, k = (shape[1], shape[0]) if transposed else (shape[0], shape[1])
         scheme = self._scheme(matrix, (n, k))
-        weight, scale, minimum = self.weight_inputs(graph, matrix, transposed, scheme)
+        weight, scale, minimum = quantized_inputs(graph, self._matrices, matrix, transposed, scheme)
         attributes = LinearAttributes(
             bits=32 if scheme is None else scheme.bits,
             group_size=0 if scheme is None else scheme.group_size,
@@ -155,12 +155,6 @@ class QuantizeLinearPass(GraphPass):
             self.refuse(f"float32: {k} input channels are not a multiple of the group of {scheme.group_size}", matrix)
             return None
         return scheme
-
-    def weight_inputs(
-        self, graph: ir.Graph, matrix: ir.Value, transposed: bool, scheme: QuantizationScheme | None
-    ) -> WeightInputs:
-        """The initializers of one matrix in its scheme: weight, scale and minimum."""
-        return quantized_inputs(graph, self._matrices, matrix, transposed, scheme)
 
 
 def quantized_inputs(
