@@ -100,12 +100,8 @@ ARCHITECTURES: dict[str, Callable[[], Any]] = {
     "stablelm": _config("StableLmConfig", use_qkv_bias=True),
     "gpt2": _config("GPT2Config", **_GPT2),
     "gpt_neox": _config("GPTNeoXConfig", num_key_value_heads=None, rotary_pct=0.5),
-    "qwen3_moe": _config(
-        "Qwen3MoeConfig", head_dim=32, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32
-    ),
-    "gpt_oss": _config(
-        "GptOssConfig", head_dim=32, num_local_experts=4, num_experts_per_tok=2, sliding_window=32
-    ),
+    "qwen3_moe": _config("Qwen3MoeConfig", head_dim=32, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32),
+    "gpt_oss": _config("GptOssConfig", head_dim=32, num_local_experts=4, num_experts_per_tok=2, sliding_window=32),
 }
 
 
@@ -123,9 +119,7 @@ def build(arch: str, seed: int = 0, **overrides: Any) -> Any:
     config = ARCHITECTURES[arch]()
     for key, value in overrides.items():
         setattr(config, key, value)
-    model = transformers.AutoModelForCausalLM.from_config(
-        config, dtype=torch.float32, attn_implementation="eager"
-    )
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -146,9 +140,7 @@ def save(arch: str, directory: pathlib.Path, seed: int = 0, **overrides: Any) ->
     import transformers
 
     model = build(arch, seed, **overrides)
-    model.generation_config = transformers.GenerationConfig(
-        bos_token_id=1, eos_token_id=[EOS_TOKEN_ID], pad_token_id=0
-    )
+    model.generation_config = transformers.GenerationConfig(bos_token_id=1, eos_token_id=[EOS_TOKEN_ID], pad_token_id=0)
     transformers.utils.logging.disable_progress_bar()
     model.save_pretrained(directory)
     save_tokenizer(directory)
