@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from specexport.exporter.weights import WeightStore
 
 DEFAULT_CONTEXT = 8192
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 PORTABLE = "portable"
 ENGINE = "engines/cpu"
 
@@ -144,7 +145,7 @@ def compile_engine(
     """
     role = captured.role
     dump = None if config.dump_passes is None else config.dump_passes / role
-    records = _rewrite(captured, portable_passes(_plan(config, weights)), dump and dump / "portable", progress)
+    records = _rewrite(captured, portable_passes(_plan(captured, config, weights)), dump and dump / "portable", progress)
     _write(captured, PORTABLE, files, progress)
     records += _rewrite(captured, cpu_passes(), dump and dump / "cpu", progress)
     _write(captured, ENGINE, files, progress)
@@ -176,10 +177,13 @@ def _write(captured: CapturedModel, folder: str, files: WeightsFiles, progress: 
         write_graph(captured.graph, files.root / name, weights, advance)
 
 
-def _plan(config: BuildConfig, weights: WeightStore) -> PassPlan:
+def _plan(captured: CapturedModel, config: BuildConfig, weights: WeightStore) -> PassPlan:
+    # A router has one row an expert: next to no bytes, and its rounding sends tokens to other experts.
+    model_config = captured.config.get_text_config()
+    routers = {getattr(model_config, name, None) for name in EXPERT_COUNTS} - {None}
     return PassPlan(
         weights=weights,
-        scheme=lambda name, shape: _scheme(config, weights, name, shape),
+        scheme=lambda name, shape: None if shape[0] in routers else _scheme(config, weights, name, shape),
         activation_bits=config.activation_bits,
         key_bits=config.key_bits,
         value_bits=config.value_bits,
