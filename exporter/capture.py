@@ -16,7 +16,7 @@ from specexport.exporter.capture_check import (
 )
 from specexport.exporter.capture_error import CaptureError
 from specexport.exporter.capture_norm import rms_norms_whole
-from specexport.exporter.capture_ops import ATTENTION_NAME, register
+from specexport.exporter.capture_ops import ATTENTION_NAME, attention_translation, register
 from specexport.exporter.capture_rope import find_rotary_modules, rope_as_tables, rope_kinds
 from specexport.exporter.capture_trace import quiet, trace
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 OPSET = 23
 # Key of the captured model's metadata: a JSON list of sentences for the build's report.
 NOTES_KEY = "specexport.capture_notes"
-Progress = Callable[[str], None]
+LAYER_STEPS = 2  # each layer is traced, then written
 
 
 def skeleton(config: Any) -> torch.nn.Module:
@@ -67,13 +67,13 @@ def skeleton(config: Any) -> torch.nn.Module:
     return model.eval()
 
 
-def capture(module: torch.nn.Module, *, context_length: int, progress: Progress | None = None) -> ir.Model:
+def capture(module: torch.nn.Module, *, context_length: int, on_layer: Callable[[], None] = lambda: None) -> ir.Model:
     """Trace ``module`` into an ONNX graph whose weights are references.
 
     Args:
         module: From ``skeleton``, or any causal language model with attention implementation ``specexport``.
         context_length: Positions that the graph knows: rows of the rotary tables.
-        progress: Called with a few words before each slow step.
+        on_layer: Called `LAYER_STEPS` times for each layer, as the work goes on.
 
     Returns:
         Inputs ``input_ids`` int64 [batch, sequence], ``past_length`` int64 [batch], ``logits_rows`` int64
@@ -84,19 +84,17 @@ def capture(module: torch.nn.Module, *, context_length: int, progress: Progress 
     Raises:
         CaptureError: A part of the model cannot be expressed; names the architecture and the part.
     """
-    say = progress or (lambda _: None)
     check_context(module, context_length)
     try:
         try:
-            model = _capture(module, context_length, say, whole_rotary=True)
+            model = _capture(module, context_length, on_layer, whole_rotary=True)
         except CaptureError:
             raise
         except Exception as error:
             if _find_capture_error(error) is not None or not find_rotary_modules(module):
                 raise
             # Perhaps some layer rotates by a function of its own, which needs the tables as Transformers has them.
-            say("tracing again, rotations as they are written")
-            model = _capture(module, context_length, say, whole_rotary=False)
+            model = _capture(module, context_length, on_layer, whole_rotary=False)
     except Exception as error:
         cause = _find_capture_error(error)
         reason = f"cannot be traced by torch.export: {_first(error)}" if cause is None else str(cause)
@@ -105,23 +103,23 @@ def capture(module: torch.nn.Module, *, context_length: int, progress: Progress 
     return model
 
 
-def _capture(module: torch.nn.Module, context_length: int, say: Progress, *, whole_rotary: bool) -> ir.Model:
+def _capture(
+    module: torch.nn.Module, context_length: int, on_layer: Callable[[], None], *, whole_rotary: bool
+) -> ir.Model:
     import torch
 
     from specexport.exporter.capture_graph import finish
 
-    translations = register()
+    translations = {**register(), **attention_translation(on_layer)}
     with (
-        attention_hook() as log,
+        attention_hook(on_layer) as log,
         quiet(),
         torch.no_grad(),
         rms_norms_whole(module),
         rope_as_tables(module, context_length, whole_op=whole_rotary),
     ):
-        say("tracing")
         program = trace(module)
         check_attention(module, log)
-        say("writing the graph")
         onnx_program = torch.onnx.export(
             program,
             dynamo=True,

@@ -39,19 +39,23 @@ class AttentionLog:
 
 
 @contextlib.contextmanager
-def attention_hook() -> Iterator[AttentionLog]:
-    """Register the hook with Transformers under the name ``specexport``; yields the log of this capture."""
+def attention_hook(on_layer: Callable[[], None] = lambda: None) -> Iterator[AttentionLog]:
+    """Register the hook with Transformers under the name ``specexport``; yields the log of this capture.
+
+    Args:
+        on_layer: Called at each attention call.
+    """
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     register()
     log = AttentionLog()
-    ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, _attention(log))
+    ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, _attention(log, on_layer))
     ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, _mask(log))
     yield log
 
 
-def _attention(log: AttentionLog) -> Callable[..., Any]:
+def _attention(log: AttentionLog, on_layer: Callable[[], None]) -> Callable[..., Any]:
     def attention(
         module: Any,
         query: Any,
@@ -83,6 +87,7 @@ def _attention(log: AttentionLog) -> Callable[..., Any]:
         if key.shape[1] != value.shape[1] or query.shape[1] % key.shape[1]:
             raise CaptureError(f"{where} has {query.shape[1]} query heads over {key.shape[1]} key heads")
         log.layers.append(int(layer))
+        on_layer()
         if sliding_window:
             log.windows.add(int(sliding_window))
         scale = float(scaling) if scaling is not None else 1 / math.sqrt(query.shape[-1])

@@ -52,6 +52,21 @@ def register() -> dict[Any, Callable[..., Any]]:
     return _translations(torch.ops.specexport)
 
 
+def attention_translation(on_layer: Callable[[], None]) -> dict[Any, Callable[..., Any]]:
+    """How attention is written in ONNX, with a call of ``on_layer`` each time."""
+    import torch
+
+    attention = torch.ops.specexport.attention.default
+    write = register()[attention]
+
+    @functools.wraps(write)
+    def counted(*arguments: Any, **attributes: Any) -> Any:
+        on_layer()
+        return write(*arguments, **attributes)
+
+    return {attention: counted}
+
+
 def _translations(ops: Any) -> dict[Any, Callable[..., Any]]:
     import onnx.defs
     from onnxscript import opset23 as op

@@ -7,7 +7,7 @@ import importlib.resources
 import json
 import pathlib
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 
@@ -149,7 +149,7 @@ def _prompt(line: str, where: str) -> str | list[dict[str, str]]:
     )
 
 
-def _is_conversation(messages: object) -> bool:
+def _is_conversation(messages: object) -> TypeGuard[list[dict[str, str]]]:
     return (
         isinstance(messages, list)
         and len(messages) > 0

@@ -102,15 +102,15 @@ def capture_model(
     Raises:
         CaptureError: What the architecture has that cannot be captured.
     """
-    from specexport.exporter.capture import NOTES_KEY, capture, skeleton
+    from specexport.exporter.capture import LAYER_STEPS, NOTES_KEY, capture, skeleton
     from specexport.exporter.draft.layers import cut_layers
 
     module = skeleton(config)
     if layers is not None:
         module = cut_layers(module, layers)
     depth: Any = module.config
-    with progress.stage(f"Capturing the {role}"):
-        graph = capture(module, context_length=context_length)
+    with progress.stage(f"Capturing the {role}", LAYER_STEPS * depth.get_text_config().num_hidden_layers) as advance:
+        graph = capture(module, context_length=context_length, on_layer=lambda: advance(1))
     return CapturedModel(
         role=role,
         weights_file=weights_file,
@@ -145,7 +145,9 @@ def compile_engine(
     """
     role = captured.role
     dump = None if config.dump_passes is None else config.dump_passes / role
-    records = _rewrite(captured, portable_passes(_plan(captured, config, weights)), dump and dump / "portable", progress)
+    records = _rewrite(
+        captured, portable_passes(_plan(captured, config, weights)), dump and dump / "portable", progress
+    )
     _write(captured, PORTABLE, files, progress)
     records += _rewrite(captured, cpu_passes(), dump and dump / "cpu", progress)
     _write(captured, ENGINE, files, progress)

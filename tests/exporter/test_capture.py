@@ -14,7 +14,7 @@ import onnx_ir as ir
 import pytest
 import tiny_models
 
-from specexport.exporter.capture import NOTES_KEY, capture, skeleton
+from specexport.exporter.capture import LAYER_STEPS, NOTES_KEY, capture, skeleton
 from specexport.exporter.capture_error import CaptureError
 from specexport.exporter.capture_norm import probe_rms_norm
 from specexport.exporter.capture_rope import find_rotary_modules, layer_types, probe_style, rope_tables, rotate
@@ -189,3 +189,10 @@ def test_a_skeleton_costs_no_memory_and_a_capture_is_silent() -> None:
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True)
     assert done.stderr == ""
     assert int(done.stdout) < 600  # megabytes, where the weights would be 11,000
+
+
+def test_each_layer_reports_its_steps() -> None:
+    calls = []
+    config = tiny_models.ARCHITECTURES["llama"]()
+    capture(skeleton(config), context_length=64, on_layer=lambda: calls.append(1))
+    assert len(calls) == LAYER_STEPS * config.num_hidden_layers
