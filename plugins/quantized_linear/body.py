@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from specexport.plugins.quantized_linear.spec import INPUTS, OUTPUTS, SPEC, LinearAttributes
+from specexport.plugins.quantized_linear.spec import ACTIVATION_LIMITS, INPUTS, OUTPUTS, SPEC, LinearAttributes
 
 if TYPE_CHECKING:
     import onnx
@@ -51,7 +51,7 @@ def function(attributes: Mapping[str, Any], present: Collection[str]) -> onnx.Fu
     a = LinearAttributes.of(attributes)
     b = BodyBuilder()
     x = _norm(b, a, present)
-    if a.activation_bits == 8:
+    if a.activation_bits != 32:
         x = _quantized_activations(b, a, x)
     weight = dequantized_weight(b, a.bits, a.group_size, {name: name for name in present})
     y = b.op("MatMul", x, b.op("Transpose", weight, perm=[1, 0]))
@@ -112,7 +112,8 @@ def _norm(b: BodyBuilder, a: LinearAttributes, present: Collection[str]) -> str:
 
 
 def _quantized_activations(b: BodyBuilder, a: LinearAttributes, x: str) -> str:
-    """X after quantizing groups of it to int8 and back."""
+    """X after quantizing groups of it and back."""
+    limit = b.number(ACTIVATION_LIMITS[a.activation_bits])
     shape = b.op("Shape", x)
     lead = b.op("Shape", x, start=0, end=-1)
     size = b.integers(a.activation_group_size)
@@ -120,13 +121,13 @@ def _quantized_activations(b: BodyBuilder, a: LinearAttributes, x: str) -> str:
     # allowzero: no row at all is no error.
     groups = b.op("Reshape", x, b.op("Concat", lead, count, size, axis=0), allowzero=1)
     amax = b.op("ReduceMax", b.op("Abs", groups), b.integers(-1), keepdims=1)
-    scale = b.op("Div", amax, b.number(127))
+    scale = b.op("Div", amax, limit)
     zero = b.number(0)
     inverse = b.op("Where", b.op("Greater", scale, zero), b.op("Div", b.number(1), scale), zero)
     q = b.op("Round", b.op("Mul", groups, inverse))
     # A comparison with NaN is false: an integer is 0 where it is undefined, and the scale carries the NaN on. Runtimes
     # may drop a NaN in ReduceMax; adding 0 x brings it back.
-    q = b.op("Where", b.op("LessOrEqual", b.op("Abs", q), b.number(127)), q, zero)
+    q = b.op("Where", b.op("LessOrEqual", b.op("Abs", q), limit), q, zero)
     invalid = b.op("ReduceSum", b.op("Mul", groups, zero), b.integers(-1), keepdims=1)
     return b.op("Reshape", b.op("Mul", q, b.op("Add", scale, invalid)), shape, allowzero=1)
 

@@ -51,11 +51,12 @@ struct QuantizedLinear {
     c.gated = attributes.integer("gated", 0) != 0;
     const long long k = c.in_features, n = c.out_features;
     if (c.bits != 4 && c.bits != 8 && c.bits != 32) fail("attribute bits must be 4, 8 or 32, is %d", c.bits);
-    if (c.activation_bits != 8 && c.activation_bits != 32)
-      fail("attribute activation_bits must be 8 or 32, is %d", c.activation_bits);
+    if (c.activation_bits != 8 && c.activation_bits != 16 && c.activation_bits != 32)
+      fail("attribute activation_bits must be 8, 16 or 32, is %d", c.activation_bits);
     if (c.bits == 32) {
       if (c.group_size != 0) fail("attribute group_size must be 0 for 32 bits, is %d", c.group_size);
-      if (c.activation_bits == 8) fail("attribute activation_bits must be 32 for weights of 32 bits, is 8");
+      if (c.quantizes_activations())
+        fail("attribute activation_bits must be 32 for weights of 32 bits, is %d", c.activation_bits);
       if (c.has_minimum) fail("attribute has_minimum must be 0 for weights of 32 bits, is 1");
     } else {
       if (c.group_size != 32 && c.group_size != 64 && c.group_size != 128)
@@ -63,7 +64,7 @@ struct QuantizedLinear {
       if (k % c.group_size != 0) fail("in_features must be a multiple of group_size %d, is %lld", c.group_size, k);
     }
     const int64_t activation_group = attributes.integer("activation_group_size", kGroup);
-    if (c.activation_bits == 8 && activation_group != kGroup)
+    if (c.quantizes_activations() && activation_group != kGroup)
       fail("attribute activation_group_size must be 32, is %lld", static_cast<long long>(activation_group));
     if (c.gated && n % 2 != 0) fail("out_features must be even when gated, is %lld", n);
   }

@@ -65,15 +65,15 @@ void run_linear(const LinearConfig& config, const LinearTensors& tensors) {
     PreparedRows rows;
     rows.first = first;
     rows.count = std::min<int64_t>(kRowsAtOnce, tensors.rows - first);
-    if (config.activation_bits == 8) {
-      const size_t integer_bytes = (rows.count * k + 63) / 64 * 64;
+    if (config.quantizes_activations()) {
+      const size_t integer_bytes = (rows.count * k * config.planes() + 63) / 64 * 64;
       uint8_t* memory = scratch.reserve(integer_bytes + rows.count * rows.scales_per_row(config) * sizeof(float));
       rows.integers = reinterpret_cast<int8_t*>(memory);
       rows.scales = reinterpret_cast<float*>(memory + integer_bytes);
     } else if (config.norm != Norm::kNone) {
       rows.reals = reinterpret_cast<float*>(scratch.reserve(rows.count * k * sizeof(float)));
     }
-    if (config.activation_bits == 8 || config.norm != Norm::kNone) {
+    if (config.quantizes_activations() || config.norm != Norm::kNone) {
       parallel_for(rows.count, std::max<int64_t>(1, kValuesPerThread / k),
                    [&](int64_t begin, int64_t end) { run.prepare(config, tensors, rows, begin, end); });
     }

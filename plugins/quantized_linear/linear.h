@@ -20,12 +20,15 @@ struct LinearConfig {
   int bits = 4;  // of weights: 4, 8 or 32
   int group_size = 32;
   bool has_minimum = false;
-  int activation_bits = 8;  // 8 or 32
+  int activation_bits = 8;  // 8, 16 or 32
   Norm norm = Norm::kNone;
   float epsilon = 1e-5f;
   Activation activation = Activation::kNone;
   bool gated = false;
 
+  bool quantizes_activations() const { return activation_bits != 32; }
+  // int8 numbers that an activation is made of: itself, or 128 * first + second.
+  int planes() const { return activation_bits == 16 ? 2 : 1; }
   // Columns of y.
   int64_t outputs() const { return gated ? out_features / 2 : out_features; }
   // Work for threads: a tile, or a pair of them when gated.
@@ -57,9 +60,9 @@ struct LinearTensors {
 void run_linear(const LinearConfig& config, const LinearTensors& tensors);
 
 // Rows of x, ready for the dot products. Quantized rows lie in blocks of kRowBlock (the last one may be smaller, R rows):
-// of block b the integers start at `integers + b * kRowBlock * in_features` as [K/32][R][32] int8 and what belongs to them
-// at `scales + b * kRowBlock * (in_features / 32) * 3` as [K/32][3][R]: scale, scale times the sum of the integers, and
-// (as int32) what a group's dot product starts from, to undo the weights' unsigned offset.
+// of block b the integers start at `integers + b * kRowBlock * in_features * planes` as [K/32][R][planes][32] int8 and
+// what belongs to them at `scales + b * kRowBlock * (in_features / 32) * 3` as [K/32][3][R]: scale, scale times the sum
+// of the integers, and (as int32) what a group's dot product starts from, to undo the weights' unsigned offset.
 struct PreparedRows {
   int8_t* integers = nullptr;
   float* scales = nullptr;

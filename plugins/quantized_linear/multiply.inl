@@ -31,14 +31,10 @@ SPECEXPORT_INLINE void tile_sums(const LinearConfig& config, const LinearTensors
                                                 : rows.reals + row * config.in_features;
     return real_block(config, tile, x, count, out);
   }
-  const int8_t* q = rows.integers + row * config.in_features;
+  const int8_t* q = rows.integers + row * config.in_features * config.planes();
   const float* scales = rows.scales + row * rows.scales_per_row(config);
-  if (config.bits == 4) {
-    if (config.has_minimum) return integer_block<4, true>(config, tile, q, scales, count, out);
-    return integer_block<4, false>(config, tile, q, scales, count, out);
-  }
-  if (config.has_minimum) return integer_block<8, true>(config, tile, q, scales, count, out);
-  return integer_block<8, false>(config, tile, q, scales, count, out);
+  if (config.planes() == 2) return integer_sums<2>(config, tile, q, scales, count, out);
+  return integer_sums<1>(config, tile, q, scales, count, out);
 }
 
 // Sixteen numbers from `from` on; those past `count` are 0. `from` may be null: all 0.

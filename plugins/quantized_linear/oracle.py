@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specexport.plugins.quantized_linear.spec import LinearAttributes
+from specexport.plugins.quantized_linear.spec import ACTIVATION_LIMITS, LinearAttributes
 
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
@@ -27,8 +27,8 @@ def oracle(inputs: Mapping[str, Any], attributes: Mapping[str, Any]) -> dict[str
     """
     a = LinearAttributes.of(attributes)
     x = normed(inputs["x"], inputs.get("norm_weight"), inputs.get("norm_bias"), a)
-    if a.activation_bits == 8:
-        q, scale = quantize_activations(x)
+    if a.activation_bits != 32:
+        q, scale = quantize_activations(x, a.activation_bits)
         values = (q.astype(np.float64) * scale.astype(np.float64)[..., None]).reshape(x.shape)
     else:
         values = x.astype(np.float64)
@@ -83,19 +83,19 @@ def normed(x: Float32, weight: Float32 | None, bias: Float32 | None, a: LinearAt
     return np.asarray(wide, np.float32)
 
 
-def quantize_activations(x: Float32) -> tuple[npt.NDArray[np.int8], Float32]:
-    """Quantize groups of 32 of the last axis.
+def quantize_activations(x: Float32, bits: int = 8) -> tuple[npt.NDArray[np.int16], Float32]:
+    """Quantize groups of 32 of the last axis to ``bits``, 8 or 16.
 
     Returns:
-        int8 ``[..., K/32, 32]`` and float32 ``[..., K/32]``; 0 where an integer is undefined, and a NaN or infinite
+        int16 ``[..., K/32, 32]`` and float32 ``[..., K/32]``; 0 where an integer is undefined, and a NaN or infinite
         scale there.
     """
-    groups = x.reshape(*x.shape[:-1], -1, 32)
+    groups, limit = x.reshape(*x.shape[:-1], -1, 32), ACTIVATION_LIMITS[bits]
     with np.errstate(all="ignore"):
-        scale = np.abs(groups).max(axis=-1) / np.float32(127)
+        scale = np.abs(groups).max(axis=-1) / np.float32(limit)
         inverse = np.where(scale > 0, np.float32(1) / scale, np.float32(0))
         q = np.rint(groups * inverse[..., None])
-    return np.where(np.abs(q) <= 127, q, 0).astype(np.int8), scale
+    return np.where(np.abs(q) <= limit, q, 0).astype(np.int16), scale
 
 
 def _activate(v: Float64, activation: str) -> Float64:

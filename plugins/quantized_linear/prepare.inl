@@ -1,4 +1,4 @@
-// Rows of x before the dot products: norm, then quantization to int8 by groups of 32.
+// Rows of x before the dot products: norm, then quantization by groups of 32 to int8, or to two planes of it.
 
 constexpr int kLanes = 16 / kWidth;  // vectors to sixteen values
 
@@ -54,7 +54,17 @@ SPECEXPORT_INLINE F normed(const RowNorm& norm, const float* x, int64_t k) {
   return v;
 }
 
-// Quantizes one group of 32 values (as vectors) to `q`. Returns the sum of the integers; *scale is amax / 127.
+SPECEXPORT_INLINE void store_int8(int8_t* to, I v) {
+#if defined(SPECEXPORT_AVX512)
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8((__m512i)v));
+#else
+  for (int j = 0; j < kWidth; j++) to[j] = static_cast<int8_t>(v[j]);
+#endif
+}
+
+// Quantizes one group of 32 values (as vectors) to `q`, [kPlanes][32]. Returns the sum of the integers; *scale is
+// amax / 127. With two planes it is amax / 16256 (127 * 128), and an integer 128 * first + second, second in [-64, 63].
+template <int kPlanes>
 SPECEXPORT_INLINE int32_t quantize_group(const F* values, int8_t* q, float* scale) {
   constexpr int kVectors = kGroup / kWidth;
   // As integers, the bits of |v| order like the values, and a NaN lies above infinity: it cannot be lost.
@@ -63,30 +73,33 @@ SPECEXPORT_INLINE int32_t quantize_group(const F* values, int8_t* q, float* scal
   const int32_t most = largest(top);
   float amax;
   std::memcpy(&amax, &most, sizeof amax);
-  *scale = amax / 127.0f;
+  *scale = amax / (kPlanes == 2 ? 16256.0f : 127.0f);
   const float inverse = *scale > 0 ? 1.0f / *scale : 0.0f;
   if (!std::isfinite(amax) || !std::isfinite(inverse)) {  // No integer is defined: the scale carries the NaN on.
-    std::memset(q, 0, kGroup);
+    std::memset(q, 0, kGroup * kPlanes);
     return 0;
   }
   I sum = splat(int32_t{0});
   for (int i = 0; i < kVectors; i++) {
     const I rounded = __builtin_convertvector(round_even(values[i] * splat(inverse)), I);
     sum = sum + rounded;
-#if defined(SPECEXPORT_AVX512)
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(q + i * kWidth), _mm512_cvtepi32_epi8((__m512i)rounded));
-#else
-    for (int j = 0; j < kWidth; j++) q[i * kWidth + j] = static_cast<int8_t>(rounded[j]);
-#endif
+    if (kPlanes == 2) {
+      const I first = (rounded + 64) >> 7;
+      store_int8(q + i * kWidth, first);
+      store_int8(q + kGroup + i * kWidth, rounded - (first << 7));
+    } else {
+      store_int8(q + i * kWidth, rounded);
+    }
   }
   return total(sum);
 }
 
+template <int kPlanes>
 void prepare_quantized(const LinearConfig& config, const LinearTensors& tensors, const PreparedRows& rows,
                        int64_t row) {
   const int64_t block = row / kRowBlock, at = row % kRowBlock;
   const int64_t in_block = std::min<int64_t>(kRowBlock, rows.count - block * kRowBlock);
-  int8_t* q = rows.integers + block * kRowBlock * config.in_features + at * kGroup;
+  int8_t* q = rows.integers + (block * kRowBlock * config.in_features + at * kGroup) * kPlanes;
   float* scales = rows.scales + block * kRowBlock * rows.scales_per_row(config) + at;
   const float* x = tensors.x + (rows.first + row) * config.in_features;
   const RowNorm norm = row_norm(config, tensors, x);
@@ -95,12 +108,12 @@ void prepare_quantized(const LinearConfig& config, const LinearTensors& tensors,
     F values[kGroup / kWidth];
     for (int i = 0; i < kGroup / kWidth; i++) values[i] = normed(norm, x, k + i * kWidth);
     float scale;
-    const int32_t sum = quantize_group(values, q, &scale);
+    const int32_t sum = quantize_group<kPlanes>(values, q, &scale);
     const int32_t start = -offset * sum;
     scales[0] = scale;
     scales[in_block] = scale * static_cast<float>(sum);
     std::memcpy(scales + 2 * in_block, &start, sizeof start);
-    q += in_block * kGroup;
+    q += in_block * kGroup * kPlanes;
     scales += in_block * 3;
   }
 }
@@ -125,7 +138,9 @@ void prepare(const LinearConfig& config, const LinearTensors& tensors, const Pre
              int64_t end) {
   for (int64_t row = begin; row < end; row++) {
     if (config.activation_bits == 8) {
-      prepare_quantized(config, tensors, rows, row);
+      prepare_quantized<1>(config, tensors, rows, row);
+    } else if (config.activation_bits == 16) {
+      prepare_quantized<2>(config, tensors, rows, row);
     } else {
       prepare_real(config, tensors, rows, row);
     }

@@ -20,6 +20,8 @@ OUTPUTS = ("y",)
 CPU_INPUTS = ("x", "packed", "bias", "norm_weight", "norm_bias", "residual")
 
 NORMS = ("none", "rms", "layer")
+# The largest integer of a quantized activation, by its bits.
+ACTIVATION_LIMITS = {8: 127, 16: 127 * 128}
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu")
 
 
@@ -30,7 +32,10 @@ class LinearAttributes:
     Attributes:
         bits: Bits of a weight: 4, 8 or 32.
         group_size: Input features that share a scale; 0 for 32 bits.
-        activation_bits: 32 keeps x as it is, 8 quantizes it.
+        activation_bits: 32 keeps x as it is, 8 and 16 quantize each group of it: the scale is the group's largest
+            magnitude over 127 or over 16256 (127 * 128), a value the nearest multiple of the scale, ties to even, all
+            in float32. At 16 bits an integer is two of int8, 128 * first + second, so it has about 15 bits, and a
+            product with weights twice the integer dot products; the scales' work stays the same.
         activation_group_size: Input features of one row that share an activation scale: 32.
         norm: Norm of x before it is quantized.
         epsilon: The norm's epsilon.
@@ -54,10 +59,10 @@ class LinearAttributes:
             raise ValueError(f"group_size must be 0 for 32 bits, is {self.group_size}")
         if self.bits != 32 and self.group_size not in (32, 64, 128):
             raise ValueError(f"group_size must be 32, 64 or 128, is {self.group_size}")
-        if self.activation_bits not in (8, 32):
-            raise ValueError(f"activation_bits must be 8 or 32, is {self.activation_bits}")
-        if self.bits == 32 and self.activation_bits == 8:
-            raise ValueError("activation_bits 8 needs weights of 4 or 8 bits, not 32")
+        if self.activation_bits not in (8, 16, 32):
+            raise ValueError(f"activation_bits must be 8, 16 or 32, is {self.activation_bits}")
+        if self.bits == 32 and self.activation_bits != 32:
+            raise ValueError(f"activation_bits {self.activation_bits} needs weights of 4 or 8 bits, not 32")
         if self.activation_group_size != 32:
             raise ValueError(f"activation_group_size must be 32, is {self.activation_group_size}")
         if self.norm not in NORMS:
