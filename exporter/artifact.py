@@ -41,6 +41,10 @@ class WeightsFile:
         """Close the file."""
         self._file.close()
 
+    def flush(self) -> None:
+        """Let readers of the file see all that was added."""
+        self._file.flush()
+
     def add(self, name: str, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
         """Write ``tensor`` under ``name`` and return the reference that a graph keeps in its place.
 
@@ -95,6 +99,11 @@ class WeightsFiles(contextlib.ExitStack):
             (self.root / path).parent.mkdir(parents=True, exist_ok=True)
             self._files[path] = self.enter_context(WeightsFile(self.root / path))
         return self._files[path]
+
+    def flush(self) -> None:
+        """Let readers of the files see all that was added."""
+        for file in self._files.values():
+            file.flush()
 
 
 def write_graph(

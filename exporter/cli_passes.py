@@ -86,7 +86,7 @@ def explain_passes(
     plan = PassPlan(
         weights=NoWeights(),
         scheme=lambda name, shape: scheme,
-        activation_bits=32 if scheme is None else 8,
+        activation_bits=lambda name: 8,
         key_bits=8,
         value_bits=8,
     )

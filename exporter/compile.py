@@ -8,6 +8,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from specexport.exporter.activations import ActivationChoice
 from specexport.exporter.artifact import WeightsFiles, weight_bytes, write_graph
 from specexport.exporter.config import BuildConfig
 from specexport.exporter.entries import describe_engine, identify, op_versions
@@ -128,6 +129,7 @@ def compile_engine(
     captured: CapturedModel,
     weights: WeightStore,
     config: BuildConfig,
+    activations: ActivationChoice,
     files: WeightsFiles,
     progress: Progress,
 ) -> CompiledEngine:
@@ -137,6 +139,7 @@ def compile_engine(
         captured: Its graph is used up.
         weights: Of the same model.
         config: The build's.
+        activations: How precise they are at each matrix.
         files: The bundle's data files.
         progress: Told of each stage.
 
@@ -145,9 +148,8 @@ def compile_engine(
     """
     role = captured.role
     dump = None if config.dump_passes is None else config.dump_passes / role
-    records = _rewrite(
-        captured, portable_passes(_plan(captured, config, weights)), dump and dump / "portable", progress
-    )
+    plan = _plan(captured, config, activations, weights)
+    records = _rewrite(captured, portable_passes(plan), dump and dump / "portable", progress)
     _write(captured, PORTABLE, files, progress)
     records += _rewrite(captured, cpu_passes(), dump and dump / "cpu", progress)
     _write(captured, ENGINE, files, progress)
@@ -179,14 +181,16 @@ def _write(captured: CapturedModel, folder: str, files: WeightsFiles, progress: 
         write_graph(captured.graph, files.root / name, weights, advance)
 
 
-def _plan(captured: CapturedModel, config: BuildConfig, weights: WeightStore) -> PassPlan:
+def _plan(
+    captured: CapturedModel, config: BuildConfig, activations: ActivationChoice, weights: WeightStore
+) -> PassPlan:
     # A router has one row an expert: next to no bytes, and its rounding sends tokens to other experts.
     model_config = captured.config.get_text_config()
     routers = {getattr(model_config, name, None) for name in EXPERT_COUNTS} - {None}
     return PassPlan(
         weights=weights,
         scheme=lambda name, shape: None if shape[0] in routers else _scheme(config, weights, name, shape),
-        activation_bits=config.activation_bits,
+        activation_bits=activations,
         key_bits=config.key_bits,
         value_bits=config.value_bits,
         key_group_size=config.cache_group_size,

@@ -6,6 +6,7 @@ import dataclasses
 import pathlib
 from typing import TYPE_CHECKING, Any
 
+from specexport.exporter.activations import ActivationPrecision, parse_activations
 from specexport.exporter.draft.specification import DraftSpecification, parse_draft
 from specexport.plugins.errors import InputError
 
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
     from specexport.exporter.recipe import Recipe
 
 WEIGHTS = ("auto", "fp32", "int8", "int4")
-ACTIVATIONS = ("int8", "fp32")
 CACHE_DTYPES = ("auto", "int8", "f16")
 WEIGHT_GROUPS = (32, 64, 128)
 DEFAULT_CACHE_GROUP = 64
@@ -31,8 +31,10 @@ class BuildConfig:
         weights: ``auto`` keeps blocks that the source has quantized already exactly as they are, and takes int8
             in symmetric groups for everything else; ``int4`` has a minimum in each group.
         group_size: Input channels that share one scale, where we quantize.
-        activations: int8 in groups of 32 inside the kernels, or fp32.
-        key_cache_dtype: Keys in the cache; ``auto`` is f16 with fp32 activations and int8 otherwise, None is the
+        activations: Inside the kernels: ``int8`` in groups of 32, ``int16`` (two int8 planes in groups of 32, about 15
+            bits), or ``fp32``. ``auto:KL`` measures what int8 costs in each matrix and keeps int16 where it costs most,
+            so that the mean KL against int16 everywhere is at most this; ``auto`` is ``auto:0.0005``.
+        key_cache_dtype: Keys in the cache; ``auto`` is int8 with int8 activations and f16 otherwise, None is the
             recipe's, else ``auto``.
         value_cache_dtype: Values in the cache, likewise.
         kv_group_size: Channels of a head that share one scale in the cache, at most; what does not divide the head is
@@ -66,7 +68,7 @@ class BuildConfig:
     def __post_init__(self) -> None:
         """Refuse what no build could honour, before anything is read."""
         _one_of("--weights", self.weights, WEIGHTS)
-        _one_of("--activations", self.activations, ACTIVATIONS)
+        parse_activations(self.activations)
         _one_of("--key-cache-dtype", self.key_cache_dtype, (None, *CACHE_DTYPES))
         _one_of("--value-cache-dtype", self.value_cache_dtype, (None, *CACHE_DTYPES))
         _one_of("--group-size", self.group_size, WEIGHT_GROUPS)
@@ -87,9 +89,9 @@ class BuildConfig:
         )
 
     @property
-    def activation_bits(self) -> int:
-        """Bits of the activations inside QuantizedLinear: 8 or 32."""
-        return 8 if self.activations == "int8" else 32
+    def activation_precision(self) -> ActivationPrecision:
+        """What ``activations`` says."""
+        return parse_activations(self.activations)
 
     @property
     def key_bits(self) -> int:

@@ -13,6 +13,7 @@ from specexport.exporter.loading import load_config, open_weights
 from specexport.exporter.measure import measure_pair
 from specexport.exporter.progress import Progress, Silent
 from specexport.exporter.result import BuildResult
+from specexport.exporter.sensitivity import choose_activations
 from specexport.exporter.source import resolve
 from specexport.exporter.staging import check_destination, staged_directory
 from specexport.exporter.tokenizer_files import collect_tokenizer
@@ -60,15 +61,16 @@ def build(config: BuildConfig, progress: Progress | None = None) -> BuildResult:
         with WeightsFiles(stage) as files:
             weights = open_weights(source, model_config)
             progress.note(f"Weights: {weights.description}")
-            target_engine = compile_engine(target, weights, config, files, progress)
-            draft_engine = draft.compile(config, files, progress)
+            activations = choose_activations(target, weights, config, files, tokenizer, progress)
+            target_engine = compile_engine(target, weights, config, activations, files, progress)
+            draft_engine = draft.compile(config, activations, files, progress)
         draft_entry = draft.entry(draft_engine, config.num_assistant_tokens)
         manifest = assemble_manifest(config, target_engine, draft_engine, draft_entry, contract, tokenizer, stage)
         manifest.write(stage)
 
         # What it costs and whether it still is the model, on this machine.
         pair = load(stage, allow_failed=True)
-        measured = measure_pair(pair, progress)
+        measured = measure_pair(pair, progress) | activations.measured()
         comparison = compare_build(pair, target, draft, gates, config, stage, progress)
         manifest = conclude(manifest, measured, comparison)
         manifest.write(stage)

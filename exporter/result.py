@@ -62,7 +62,7 @@ class BuildResult:
             f"{target.model.parameters / 1e6:.0f} M parameters, context {target.context_length}",
             f"  weights     {', '.join(f'{n} x {scheme}' for scheme, n in target.weights.summary.items())}; "
             f"{target.weights.bytes / 1e6:.1f} MB",
-            f"  activations {manifest.build['activations']}, cache K {cache.key_bits} and V {cache.value_bits} bits",
+            f"  activations {_activations(manifest)}, cache K {cache.key_bits} and V {cache.value_bits} bits",
             "  draft       none"
             if draft is None
             else f"  draft       {draft.kind}, {draft.num_assistant_tokens} tokens a round",
@@ -83,6 +83,12 @@ class BuildResult:
                 f"  FAILED      {problem}" for problem in (*self.comparison.faults, *self.comparison.failed_gates)
             ]
         return "\n".join(lines)
+
+
+def _activations(manifest: Manifest) -> str:
+    choice = manifest.measured.get("activations")
+    name = str(manifest.build["activations"])
+    return f"{name} ({choice['summary']})" if choice else name
 
 
 def _engine_json(entry: EngineEntry) -> dict[str, Any]:

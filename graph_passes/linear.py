@@ -118,7 +118,7 @@ class QuantizeLinearPass(GraphPass):
         attributes = LinearAttributes(
             bits=32 if scheme is None else scheme.bits,
             group_size=0 if scheme is None else scheme.group_size,
-            activation_bits=32 if scheme is None else self._plan.activation_bits,
+            activation_bits=32 if scheme is None else self._plan.activation_bits(str(matrix.name)),
             activation_group_size=self._plan.activation_group_size,
         )
         output, bias = node.outputs[0], node.inputs[2] if len(node.inputs) > 2 else None
@@ -151,7 +151,8 @@ class QuantizeLinearPass(GraphPass):
         if scheme is None:
             return None
         k = shape[1]
-        if not scheme.fits(k) or (self._plan.activation_bits == 8 and k % self._plan.activation_group_size):
+        whole_groups = self._plan.activation_bits(str(matrix.name)) == 32 or not k % self._plan.activation_group_size
+        if not scheme.fits(k) or not whole_groups:
             self.refuse(f"float32: {k} input channels are not a multiple of the group of {scheme.group_size}", matrix)
             return None
         return scheme

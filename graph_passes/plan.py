@@ -27,6 +27,15 @@ class WeightSource(Protocol):
 SchemeOf = Callable[[str, tuple[int, int]], QuantizationScheme | None]
 
 
+# Bits of the activations that the matrix of a name is applied to: 8, 16 or 32. Asked for quantized matrices only.
+ActivationBitsOf = Callable[[str], int]
+
+
+def keep_activations(name: str) -> int:
+    """Quantize no activation."""
+    return 32
+
+
 def keep_float32(name: str, shape: tuple[int, int]) -> QuantizationScheme | None:
     """Quantize nothing."""
     return None
@@ -51,7 +60,7 @@ class PassPlan:
     Attributes:
         weights: Where weights come from; read only when a graph is written.
         scheme: Scheme of each matrix by name and shape (N, K).
-        activation_bits: 8 quantizes activations inside quantized linears, 32 does not.
+        activation_bits: Bits of the activations inside each quantized linear; only linears of equal ones are merged.
         activation_group_size: Input channels that share an activation scale.
         key_bits: 16 or 8.
         value_bits: 16 or 8.
@@ -61,7 +70,7 @@ class PassPlan:
 
     weights: WeightSource
     scheme: SchemeOf = keep_float32
-    activation_bits: int = 32
+    activation_bits: ActivationBitsOf = keep_activations
     activation_group_size: int = 32
     key_bits: int = 16
     value_bits: int = 16
@@ -70,7 +79,6 @@ class PassPlan:
 
     def __post_init__(self) -> None:
         for name, allowed in (
-            ("activation_bits", (8, 32)),
             ("activation_group_size", (32,)),
             ("key_bits", (8, 16)),
             ("value_bits", (8, 16)),

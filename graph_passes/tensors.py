@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,6 +64,12 @@ class Matrices:
 def scheme_tag(scheme: QuantizationScheme) -> str:
     """What an initializer's name says of its scheme, e.g. ``int4g32m``."""
     return f"int{scheme.bits}g{scheme.group_size}{'m' if scheme.has_minimum else ''}"
+
+
+def matrix_names(packed: str) -> tuple[str, ...]:
+    """State-dict names of the matrices in a linear's weight, from the name of that initializer, packed or not."""
+    parts = packed.removesuffix(".gated").removesuffix(".packed").split("+")
+    return tuple(re.sub(r"\.int\d+g\d+m?\.weight$", "", part) for part in parts)
 
 
 def lazy(

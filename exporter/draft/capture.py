@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from specexport.exporter.activations import ActivationChoice
 from specexport.exporter.artifact import WeightsFiles
 from specexport.exporter.compile import CapturedModel, CompiledEngine, capture_model, compile_engine
 from specexport.exporter.config import BuildConfig
@@ -45,12 +46,17 @@ class CapturedDraft:
         """Rows of its output head; None where it has none."""
         return None if self.model is None else self.model.vocab_size
 
-    def compile(self, config: BuildConfig, files: WeightsFiles, progress: Progress) -> CompiledEngine | None:
-        """Write its engine, if it has one."""
+    def compile(
+        self, config: BuildConfig, activations: ActivationChoice, files: WeightsFiles, progress: Progress
+    ) -> CompiledEngine | None:
+        """Write its engine, if it has one; ``activations`` are the target's."""
         if self.model is None:
             return None
+        if isinstance(self.specification, ModelDraft):
+            # Matrices of its own; where the target's were chosen, int8: its errors cost acceptance, never accuracy.
+            activations = ActivationChoice(config.activation_precision.bits or 8)
         weights = open_weights(self.model.source, self.model.source_config)
-        return compile_engine(self.model, weights, config, files, progress)
+        return compile_engine(self.model, weights, config, activations, files, progress)
 
     def entry(self, engine: CompiledEngine | None, num_assistant_tokens: int) -> DraftEntry | None:
         """What the manifest says of it."""

@@ -183,7 +183,7 @@ def test_int8_everywhere_agrees_between_bodies_and_kernels(tmp_path: pathlib.Pat
 
     plan: dict[str, Any] = {
         "scheme": lambda name, shape: QuantizationScheme(8, 32, False),
-        "activation_bits": 8,
+        "activation_bits": lambda name: 8,
         "key_bits": 8,
         "value_bits": 8,
     }
@@ -232,7 +232,10 @@ def test_a_cut_models_initializers_are_the_whole_models() -> None:
     from specexport.graph_passes.plan import NoWeights, PassPlan
     from specexport.plugins.quantized_linear.format import QuantizationScheme
 
-    plan: dict[str, Any] = {"scheme": lambda name, shape: QuantizationScheme(4, 32, True), "activation_bits": 8}
+    plan: dict[str, Any] = {
+        "scheme": lambda name, shape: QuantizationScheme(4, 32, True),
+        "activation_bits": lambda name: 8,
+    }
     whole = captured.built("llama_tied", **plan).model.graph.initializers
     module = cut_layers(skeleton(tiny_models.ARCHITECTURES["llama_tied"]()), 2)
     draft = capture(module, context_length=captured.CONTEXT)

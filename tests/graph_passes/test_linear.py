@@ -17,7 +17,7 @@ from specexport.graph_passes.lower_cpu import PackEmbeddingsPass, PackLinearsPas
 from specexport.graph_passes.merge_linears import MergeLinearsPass
 from specexport.graph_passes.plan import PassPlan
 from specexport.graph_passes.quantized_embedding import QuantizeEmbeddingPass
-from specexport.graph_passes.tensors import Matrices
+from specexport.graph_passes.tensors import Matrices, matrix_names
 from specexport.plugins.quantized_linear.format import QuantizationScheme, quantize
 
 INT4 = QuantizationScheme(4, 32, True)
@@ -62,13 +62,13 @@ def test_the_matrix_is_quantized_in_its_scheme(text: str, scheme: QuantizationSc
 def test_activations_are_quantized_where_weights_are() -> None:
     for scheme, bits in ((INT8, 8), (None, 32)):
         model = graph(TURNED, w=(32, 64))
-        run_passes(model, [linear_pass(model, scheme, activation_bits=8)])
+        run_passes(model, [linear_pass(model, scheme, activation_bits=lambda name: 8)])
         assert model.graph[0].attributes["activation_bits"].as_int() == bits
 
 
 def test_columns_that_do_not_split_into_groups_stay_float32_and_it_is_said() -> None:
     model = graph(TURNED.replace("64", "48"), w=(32, 48))
-    (record,) = run_passes(model, [linear_pass(model, INT8, activation_bits=8)])
+    (record,) = run_passes(model, [linear_pass(model, INT8, activation_bits=lambda name: 8)])
     assert record.matched == 1
     assert [refusal.reason for refusal in record.refused] == [
         "float32: 48 input channels are not a multiple of the group of 32"
@@ -219,3 +219,22 @@ def test_a_merged_matrix_is_read_part_by_part_and_only_when_written() -> None:
     (packed,) = model.graph.initializers.values()
     packed.const_value.numpy()
     assert reads == ["w", "v"]  # once each, though weight, scale and minimum are three tensors
+
+
+def test_activation_bits_are_asked_for_by_the_matrix_name() -> None:
+    model = graph(TURNED, w=(32, 64))
+    asked = []
+
+    def bits(name: str) -> int:
+        asked.append(name)
+        return 16
+
+    run_passes(model, [linear_pass(model, INT8, activation_bits=bits)])
+    assert model.graph[0].attributes["activation_bits"].as_int() == 16
+    assert set(asked) == {"w"}
+
+
+@pytest.mark.parametrize("suffix", ["", ".packed", ".packed.gated"])
+def test_a_weight_tells_its_matrices(suffix: str) -> None:
+    names = ("layers.0.q.weight", "layers.0.k.weight")
+    assert matrix_names("layers.0.q.weight.int4g32m.weight+layers.0.k.weight.int8g128.weight" + suffix) == names
