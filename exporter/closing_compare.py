@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 # A model that an export has broken is off by more than 1; this is no promise of accuracy, which a recipe's gates are.
 DEFAULT_GATES = ("kl_mean>0.05",)
 WINDOW = 512
+# Logits are what a comparison needs memory for: 128 rows of a vocabulary of 128,000 are 66 MB.
+CHUNK = 128
 GENERATED_PROMPTS = 1
 
 
@@ -67,7 +69,7 @@ def compare_build(
         pair,
         reference,
         text,
-        CompareOptions(),
+        CompareOptions(prefill_chunk=CHUNK, path_tokens=CHUNK),
         draft_reference=draft_reference,
         reference_name=str(target.source),
         progress=progress,
