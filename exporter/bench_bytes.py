@@ -12,6 +12,7 @@ from specexport.runtime.manifest import CacheLayer, CacheLayout
 
 #: Operators that read single rows of a table, not the whole of it: operator to the table's input.
 ROW_READERS = {"QuantizedEmbedding": 1, "Gather": 0, "QuantizedKVAttention": None}
+PRODUCTS = ("QuantizedLinear", "MatMul", "Gemm")
 _ELEMENT_BYTES = {1: 4, 2: 1, 3: 1, 4: 2, 5: 2, 6: 4, 7: 8, 9: 1, 10: 2, 11: 8, 16: 2}
 
 Field = tuple[int, int | bytes]
@@ -41,15 +42,14 @@ def weight_bytes(model: pathlib.Path) -> WeightBytes:
     """Count the initializers of an ONNX file by who reads them; needs no onnx.
 
     A tensor counts once, whole, if any node reads it whole; those that only `QuantizedEmbedding` or a rotation reads
-    are tables, of which a step reads single rows, and count as nothing. The head is what the node that makes ``logits``
-    reads.
+    are tables, of which a step reads single rows, and count as nothing. The head is what the last product before
+    ``logits`` reads.
 
     Raises:
         InputError: The file is no ONNX model.
     """
     sizes: dict[str, int] = {}
-    read: set[str] = set()
-    head: set[str] = set()
+    nodes: list[_Node] = []
     graph = next((value for number, value in _fields(model.read_bytes(), model) if number == 7), None)
     if not isinstance(graph, bytes):
         raise InputError(f"{model}: holds no graph")
@@ -58,26 +58,53 @@ def weight_bytes(model: pathlib.Path) -> WeightBytes:
             name, nbytes = _tensor(value, model)
             sizes[name] = nbytes
         elif number == 1 and isinstance(value, bytes):
-            node = list(_fields(value, model))
-            inputs = [_text(found) for field, found in node if field == 1]
-            outputs = [_text(found) for field, found in node if field == 2]
-            operator = next((_text(found) for field, found in node if field == 4), "")
-            table = ROW_READERS.get(operator, -1)
-            read.update(name for at, name in enumerate(inputs) if table is not None and at != table)
-            if "logits" in outputs:
-                head.update(inputs)
+            nodes.append(_node(value, model))
+    read = {name for node in nodes for name in node.read_whole()}
+    head = set(_head(nodes).read_whole())
     whole = {name: nbytes for name, nbytes in sizes.items() if name in read}
     of_head = sum(nbytes for name, nbytes in whole.items() if name in head)
     return WeightBytes(head=of_head, layers=sum(whole.values()) - of_head, stored=sum(sizes.values()))
 
 
+@dataclasses.dataclass(frozen=True)
+class _Node:
+    operator: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    def read_whole(self) -> list[str]:
+        """Inputs that are not tables of rows."""
+        table = ROW_READERS.get(self.operator, -1)
+        return [] if table is None else [name for at, name in enumerate(self.inputs) if at != table]
+
+
+def _node(data: bytes, where: pathlib.Path) -> _Node:
+    fields = list(_fields(data, where))
+    texts = {number: tuple(_text(value) for found, value in fields if found == number) for number in (1, 2, 4)}
+    return _Node(operator="".join(texts[4]), inputs=texts[1], outputs=texts[2])
+
+
+def _head(nodes: list[_Node]) -> _Node:
+    """The last product before ``logits``; softcaps and reshapes may stand behind it."""
+    makers = {name: node for node in nodes for name in node.outputs if name}
+    node = makers.get("logits", _Node("", (), ()))
+    while node.operator not in PRODUCTS:
+        before = [makers[name] for name in node.inputs if name in makers]
+        if not before:
+            break
+        node = before[0]
+    return node
+
+
 def cache_bytes(layout: CacheLayout, context: int) -> int:
     """Bytes of keys, values and scales that one row attends to behind ``context`` positions."""
-    return sum(_layer(layer) * (min(context, layer.window) if layer.window else context) for layer in layout.layers)
+    return sum(
+        position_bytes(layer) * (min(context, layer.window) if layer.window else context) for layer in layout.layers
+    )
 
 
-def _layer(layer: CacheLayer) -> int:
-    """Bytes of one position."""
+def position_bytes(layer: CacheLayer) -> int:
+    """Bytes of one position of one layer: keys, values, and their scales."""
     sides = ((layer.key_bits, layer.key_group_size), (layer.value_bits, layer.value_group_size))
     rows = (layer.head_dim * bits // 8 + (2 * layer.head_dim // group if group else 0) for bits, group in sides)
     return layer.kv_num_heads * sum(rows)

@@ -1,4 +1,4 @@
-"""Times single calls of an engine: a verify by number of rows, a draft's step, and the machine's reading beside them."""
+"""Times single calls of an engine, in turn: a verify by number of rows, and a draft's step."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def time_steps(
         widths: Rows of a verify.
         rounds: Measurements of each.
         progress: Told of the stage.
-        beside: More tasks for every round.
+        beside: More tasks for every round. A step that does not count follows each, so that the next that does finds
+            the processor's caches as decoding leaves them.
         clock: Seconds; tests put their own.
 
     Returns:
@@ -77,4 +78,15 @@ def time_steps(
         tasks = {f"{VERIFY} {width}": stepper(pair.target, cache, context, width, clock) for width in widths}
         if draft is not None and draft.context_length >= context + room:
             tasks[DRAFT] = stepper(draft, fill(draft, context, room), context, 1, clock)
-        return in_turn({**tasks, **(beside or {})}, rounds, advance=advance)
+        settle = stepper(pair.target, cache, context, widths[0], clock)
+        tasks |= {name: _settled(task, settle) for name, task in (beside or {}).items()}
+        return in_turn(tasks, rounds, advance=advance)
+
+
+def _settled(task: Callable[[], float], settle: Callable[[], float]) -> Callable[[], float]:
+    def measure() -> float:
+        value = task()
+        settle()
+        return value
+
+    return measure

@@ -13,6 +13,7 @@ from specexport.plugins.errors import SpecexportError
 COMMANDS = {
     "build": ("specexport.exporter.cli_build:build", "Make a pair bundle from a model."),
     "compare": ("specexport.exporter.cli_compare:compare", "Measure a bundle against the eager model."),
+    "bench": ("specexport.exporter.cli_bench:bench", "Measure a bundle's speed and memory on this machine."),
     "generate": ("specexport.exporter.cli_generate:generate", "Generate text from a bundle."),
     "inspect": ("specexport.exporter.cli_inspect:inspect", "Show what a bundle holds."),
     "passes": ("specexport.exporter.cli_passes:passes", "Show what the graph passes do to a model."),

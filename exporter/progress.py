@@ -84,6 +84,46 @@ class Bars:
         self._console.print(text, markup=False, highlight=False)
 
 
+class Counter:
+    """One line that counts up, with the time left, for terminals where rich is not installed."""
+
+    def __init__(self, stream: TextIO = sys.stderr, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._stream = stream
+        self._clock = clock
+
+    @contextlib.contextmanager
+    def stage(self, title: str, total: float | None = None) -> Iterator[Advance]:
+        """Rewrite the line at every advance; leave the seconds that it took."""
+        start = self._clock()
+        done = 0.0
+
+        def advance(units: float) -> None:
+            nonlocal done
+            done += units
+            spent = self._clock() - start
+            left = (
+                f"{min(done / total, 1):4.0%}, {spent * max(total / done - 1, 0):.0f} s left" if total and done else ""
+            )
+            self._write(f"{title}: {left}", "")
+
+        self._write(f"{title} ...", "")
+        yield advance
+        self._write(f"{title}: {self._clock() - start:.1f} s", "\n")
+
+    def note(self, text: str) -> None:
+        """Print the line."""
+        self._write(text, "\n")
+
+    def _write(self, text: str, end: str) -> None:
+        # Carriage return, the text, and "erase to the end of the line".
+        print(f"\r{text}\x1b[K", end=end, file=self._stream, flush=True)
+
+
 def console_progress() -> Progress:
-    """Bars on a terminal, lines elsewhere."""
-    return Bars() if sys.stderr.isatty() else Lines()
+    """Bars on a terminal (a counter where rich is missing, as it is in the base install), lines elsewhere."""
+    if not sys.stderr.isatty():
+        return Lines()
+    try:
+        return Bars()
+    except ModuleNotFoundError:
+        return Counter()
