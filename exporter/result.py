@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from specexport.runtime.manifest import EngineEntry, Manifest
 
@@ -55,7 +58,6 @@ class BuildResult:
         """A few lines for a person."""
         manifest, target = self.manifest, self.manifest.target
         cache = target.cache.layers[0]
-        draft = manifest.draft
         lines = [
             f"{self.path}: {manifest.status}",
             f"  target      {target.model.architecture}, {target.num_hidden_layers} layers, "
@@ -63,9 +65,7 @@ class BuildResult:
             f"  weights     {', '.join(f'{n} x {scheme}' for scheme, n in target.weights.summary.items())}; "
             f"{target.weights.bytes / 1e6:.1f} MB",
             f"  activations {_activations(manifest)}, cache K {cache.key_bits} and V {cache.value_bits} bits",
-            "  draft       none"
-            if draft is None
-            else f"  draft       {draft.kind}, {draft.num_assistant_tokens} tokens a round",
+            f"  draft       {_draft(manifest)}",
         ]
         if verify := manifest.measured.get("verify_ms"):
             lines.append(
@@ -89,6 +89,29 @@ def _activations(manifest: Manifest) -> str:
     choice = manifest.measured.get("activations")
     name = str(manifest.build["activations"])
     return f"{name} ({choice['summary']})" if choice else name
+
+
+def break_even(measured: Mapping[str, Any], num_assistant_tokens: int) -> float | None:
+    """Tokens that a round of ``num_assistant_tokens`` drafted ones must bring to cost what plain decoding costs.
+
+    Cost of the drafts and of one verify pass over the cost of one row; widths between two measured ones are
+    interpolated. None where nothing was measured.
+    """
+    verify = {int(rows): float(ms) for rows, ms in (measured.get("verify_ms") or {}).items()}
+    if 1 not in verify:
+        return None
+    rows = sorted(verify)
+    width = float(np.interp(num_assistant_tokens + 1, rows, [verify[row] for row in rows]))
+    return (width + num_assistant_tokens * (measured.get("draft_ms") or 0.0)) / verify[1]
+
+
+def _draft(manifest: Manifest) -> str:
+    draft = manifest.draft
+    if draft is None:
+        return "none"
+    needed = break_even(manifest.measured, draft.num_assistant_tokens)
+    pays = "" if needed is None else f"; pays where a round brings more than {needed:.2f} tokens"
+    return f"{draft.kind}, {draft.num_assistant_tokens} tokens a round{pays}"
 
 
 def _engine_json(entry: EngineEntry) -> dict[str, Any]:
