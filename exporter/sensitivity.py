@@ -112,7 +112,7 @@ def choose(trial: TrialEngine, ids: npt.NDArray[np.int64], target_kl: float, pro
             "linears": len(linears),
             "int8_linears": len(chosen),
             "seconds": round(time.perf_counter() - started, 1),
-            "kl_of_int8_in": {"+".join(name for x in group for name in x.matrices): c for group, c in costs.items()},
+            "costs": [{"int8": [name for x in group for name in x.matrices], "kl": c} for group, c in costs.items()],
             "int16": sorted(name for linear in set(linears) - set(chosen) for name in linear.matrices),
         },
     )
