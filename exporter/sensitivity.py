@@ -12,8 +12,8 @@ import itertools
 import math
 import re
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -100,7 +100,7 @@ def choose(trial: TrialEngine, ids: npt.NDArray[np.int64], target_kl: float, pro
                 costs[group] = kl(group)
                 advance(1)
         costs.pop(tuple(linears), None)
-        chosen, reached = _spend(costs, kl, target_kl)
+        chosen, reached = spend(costs, kl, target_kl)
     return ActivationChoice(
         16,
         frozenset(itertools.chain.from_iterable(linear.matrices for linear in chosen)),
@@ -118,8 +118,10 @@ def choose(trial: TrialEngine, ids: npt.NDArray[np.int64], target_kl: float, pro
     )
 
 
-def _spend(costs: Mapping[Group, float], kl: Any, target_kl: float) -> tuple[list[Linear], float]:
-    """The largest choice that was measured to keep the target, and its KL."""
+def spend(
+    costs: Mapping[Group, float], kl: Callable[[Collection[Linear]], float], target_kl: float
+) -> tuple[list[Linear], float]:
+    """The largest choice that was measured (``kl``) to keep the target, and its KL; nothing if none does."""
     best: tuple[list[Linear], float] = ([], 0.0)
     budget = target_kl
     for _ in range(ROUNDS):
@@ -130,7 +132,7 @@ def _spend(costs: Mapping[Group, float], kl: Any, target_kl: float) -> tuple[lis
         if not chosen or NEAR_ENOUGH * target_kl <= reached <= target_kl:
             break
         # KLs do not add up exactly: take what the sum was off by for what it will be off by.
-        budget *= (1 + NEAR_ENOUGH) / 2 * target_kl / reached if reached > 0 else 2.0
+        budget *= 0.5 if math.isnan(reached) else (1 + NEAR_ENOUGH) / 2 * target_kl / max(reached, target_kl / 10)
     return best
 
 

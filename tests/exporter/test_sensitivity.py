@@ -13,7 +13,7 @@ import tiny_models
 
 from specexport.exporter.activations import DEFAULT_TARGET_KL, ActivationPrecision, parse_activations
 from specexport.exporter.compare_statistics import row_statistics
-from specexport.exporter.sensitivity import SoftTargets, affordable, grouped
+from specexport.exporter.sensitivity import SoftTargets, affordable, grouped, spend
 from specexport.exporter.trial_engine import Linear
 from specexport.plugins.errors import InputError
 
@@ -68,6 +68,20 @@ def test_the_least_cost_a_weight_goes_first() -> None:
     # What does not fit is passed over, not waited for.
     assert affordable(costs, 3.0) == [cheap]
     assert affordable(costs, 0.5) == []
+
+
+@pytest.mark.parametrize(("off", "kept"), [(1.0, 10), (1.5, 6), (0.5, 19), (0.0, 40), (100.0, 0)])
+def test_a_choice_keeps_the_target_as_it_is_measured(off: float, kept: int) -> None:
+    """Each of 40 matrices costs 1 alone; together they cost ``off`` times the sum. The target is 10."""
+    costs = {(linear(f"{i}", i),): 1.0 for i in range(40)}
+    chosen, reached = spend(costs, lambda int8: off * len(int8), 10.0)
+    assert (len(chosen), reached) == (kept, off * kept)
+
+
+def test_a_choice_whose_logits_are_nan_is_not_taken() -> None:
+    costs = {(linear(f"{i}", i),): 1.0 for i in range(40)}
+    chosen, reached = spend(costs, lambda int8: float(len(int8)) if len(int8) < 8 else float("nan"), 10.0)
+    assert (len(chosen), reached) == (5, 5.0)
 
 
 def test_neighbouring_layers_of_one_kind_are_measured_together() -> None:
