@@ -12,51 +12,59 @@ SPECEXPORT_INLINE I joined(const Sum* sums, int row) {
   return ((I)sums[2 * row] << 7) + (I)sums[2 * row + 1];
 }
 
-// dots[r] = start[r] + sum over 32 inputs of weight * q[r], for kWidth outputs from lane `lane` of the tile on.
-// `weights` are the 32 inputs' lines; `q` holds the R rows' integers, [R][kPlanes][32].
+// dots[t][r] = start[r] + sum over 32 inputs of weight * q[r], for kWidth outputs from lane `lane` on of each of T tiles.
+// `weights` are the 32 inputs' lines in the first tile, the next tile's are tile_bytes further; `q` holds the R rows'
+// integers, [R][kPlanes][32]. kStarts says whether there are starts at all; `ahead` is what to load for later.
 #if defined(SPECEXPORT_AVX512)
 
 typedef int32_t AliasedInt __attribute__((may_alias, aligned(1)));
 constexpr int kAhead = 6144;  // bytes that loads run ahead of the arithmetic: 1 kB is too few, over 2.5 kB no matter
 
-template <int R, int kBits, int kPlanes>
-SPECEXPORT_INLINE void dot_group(const uint8_t* weights, int, const int8_t* q, const float* starts, int, I* dots) {
+template <int T, int R, int kBits, bool kStarts, int kPlanes>
+SPECEXPORT_INLINE void dot_group(const uint8_t* weights, int64_t tile_bytes, int, const int8_t* q, const float* starts,
+                                 const uint8_t* ahead, I (*dots)[R]) {
   constexpr int kLines = kBits == 4 ? 4 : 8, kSums = R * kPlanes;
-  __m512i sums[kSums];
+  const __m512i mask = _mm512_set1_epi8(15);
+  __m512i sums[T][kSums];
   for (int s = 0; s < kSums; s++) {
-    const bool last = (s + 1) % kPlanes == 0;
-    sums[s] = _mm512_set1_epi32(last ? reinterpret_cast<const AliasedInt*>(starts)[s / kPlanes] : 0);
+    const bool started = kStarts && (s + 1) % kPlanes == 0;
+    const int32_t start = started ? reinterpret_cast<const AliasedInt*>(starts)[s / kPlanes] : 0;
+    for (int t = 0; t < T; t++) sums[t][s] = _mm512_set1_epi32(start);
   }
 #pragma GCC unroll 8
   for (int j = 0; j < kLines; j++) {
-    const __m512i line = _mm512_loadu_si512(weights + 64 * j);
-    _mm_prefetch(reinterpret_cast<const char*>(weights) + 64 * j + kAhead, _MM_HINT_T0);
-    if (kBits == 4) {
-      const __m512i mask = _mm512_set1_epi8(15);
-      const __m512i low = _mm512_and_si512(line, mask), high = _mm512_and_si512(_mm512_srli_epi16(line, 4), mask);
+    __m512i line[T], low[T], high[T];
+    for (int t = 0; t < T; t++) {
+      line[t] = _mm512_loadu_si512(weights + t * tile_bytes + 64 * j);
+      _mm_prefetch(reinterpret_cast<const char*>(ahead) + 64 * (T * j + t), _MM_HINT_T0);
+      low[t] = _mm512_and_si512(line[t], mask);
+      high[t] = _mm512_and_si512(_mm512_srli_epi16(line[t], 4), mask);
+    }
 #pragma GCC unroll 16
-      for (int s = 0; s < kSums; s++) {
-        const AliasedInt* a = reinterpret_cast<const AliasedInt*>(q + s * kGroup) + 2 * j;
-        sums[s] = _mm512_dpbusd_epi32(sums[s], low, _mm512_set1_epi32(a[0]));
-        sums[s] = _mm512_dpbusd_epi32(sums[s], high, _mm512_set1_epi32(a[1]));
-      }
-    } else {
-#pragma GCC unroll 16
-      for (int s = 0; s < kSums; s++) {
-        const AliasedInt* a = reinterpret_cast<const AliasedInt*>(q + s * kGroup) + j;
-        sums[s] = _mm512_dpbusd_epi32(sums[s], line, _mm512_set1_epi32(a[0]));
+    for (int s = 0; s < kSums; s++) {
+      const AliasedInt* a = reinterpret_cast<const AliasedInt*>(q + s * kGroup);
+      if (kBits == 4) {
+        for (int t = 0; t < T; t++) sums[t][s] = _mm512_dpbusd_epi32(sums[t][s], low[t], _mm512_set1_epi32(a[2 * j]));
+        for (int t = 0; t < T; t++)
+          sums[t][s] = _mm512_dpbusd_epi32(sums[t][s], high[t], _mm512_set1_epi32(a[2 * j + 1]));
+      } else {
+        for (int t = 0; t < T; t++) sums[t][s] = _mm512_dpbusd_epi32(sums[t][s], line[t], _mm512_set1_epi32(a[j]));
       }
     }
   }
-  for (int r = 0; r < R; r++) dots[r] = joined<kPlanes>(sums, r);
+  for (int t = 0; t < T; t++)
+    for (int r = 0; r < R; r++) dots[t][r] = joined<kPlanes>(sums[t], r);
 }
 
 #elif defined(SPECEXPORT_AVX2)
 
 typedef int32_t AliasedInt __attribute__((may_alias, aligned(1)));
 
-template <int R, int kBits, int kPlanes>
-SPECEXPORT_INLINE void dot_group(const uint8_t* weights, int lane, const int8_t* q, const float* starts, int, I* dots) {
+template <int T, int R, int kBits, bool kStarts, int kPlanes>
+SPECEXPORT_INLINE void dot_group(const uint8_t* weights, int64_t, int lane, const int8_t* q, const float* starts,
+                                 const uint8_t*, I (*all_dots)[R]) {
+  static_assert(T == 1, "more tiles would not fit the registers");
+  I* dots = all_dots[0];
   constexpr int kLines = kBits == 4 ? 4 : 8, kSums = R * kPlanes;
   __m256i sums[kSums];
   for (int s = 0; s < kSums; s++) sums[s] = _mm256_setzero_si256();
@@ -92,14 +100,17 @@ SPECEXPORT_INLINE void dot_group(const uint8_t* weights, int lane, const int8_t*
   }
   for (int r = 0; r < R; r++) {
     dots[r] = joined<kPlanes>(sums, r);
-    if (kBits == 4) dots[r] = dots[r] + splat(reinterpret_cast<const AliasedInt*>(starts)[r]);
+    if (kBits == 4 && kStarts) dots[r] = dots[r] + splat(reinterpret_cast<const AliasedInt*>(starts)[r]);
   }
 }
 
 #else
 
-template <int R, int kBits, int kPlanes>
-SPECEXPORT_INLINE void dot_group(const uint8_t* weights, int lane, const int8_t* q, const float* starts, int, I* dots) {
+template <int T, int R, int kBits, bool kStarts, int kPlanes>
+SPECEXPORT_INLINE void dot_group(const uint8_t* weights, int64_t, int lane, const int8_t* q, const float* starts,
+                                 const uint8_t*, I (*all_dots)[R]) {
+  static_assert(T == 1, "more tiles would not fit the registers");
+  I* dots = all_dots[0];
   for (int r = 0; r < R; r++) {
     int32_t start;
     std::memcpy(&start, starts + r, sizeof start);
@@ -126,82 +137,105 @@ SPECEXPORT_INLINE void dot_group(const uint8_t* weights, int lane, const int8_t*
 
 #endif
 
-// R rows of a block, times one tile, to out [R][16]. `stride` is the block's number of rows.
-template <int R, int kBits, bool kMinimum, int kPlanes>
-void integer_tile(const LinearConfig& config, const uint8_t* tile, const int8_t* integers, const float* block_scales,
-                  int stride, float* out) {
+// R rows of a block times T tiles, to `out`, [T][kRowBlock][16]. `stride` is the block's number of rows.
+template <int T, int R, int kBits, bool kMinimum, int kPlanes>
+void integer_tiles(const LinearConfig& config, const uint8_t* tile, const int8_t* integers, const float* block_scales,
+                   int stride, float* out) {
   constexpr int kGroupsPerLine = kMinimum ? 1 : 2;
   constexpr int kGroupBytes = kGroup * kTile * kBits / 8;
-  const int64_t groups = config.groups();
+  constexpr bool kStarts = kBits == 8 || !kMinimum;
+  const int64_t groups = config.groups(), tile_bytes = config.tile_bytes();
   const int parts = config.group_size >> 5;
   static_assert(kGroup == 32, "parts of a scale group");
   for (int lane = 0; lane < kTile; lane += kWidth) {
-    F sums[R] = {};
+    F sums[T][R] = {};
     const uint8_t* weights = tile;
+    const uint8_t* ahead = tile;  // T times as fast as `weights`: the tiles follow each other in memory
+#if defined(SPECEXPORT_AVX512)
+    ahead += kAhead;
+#endif
     const int8_t* q = integers;
     const float* scales = block_scales;
     for (int64_t group = 0; group < groups;) {
       const uint8_t* line = weights;
 #if defined(SPECEXPORT_AVX512)
-      _mm_prefetch(reinterpret_cast<const char*>(line) + kAhead, _MM_HINT_T0);
+      for (int t = 0; t < T; t++) _mm_prefetch(reinterpret_cast<const char*>(ahead) + 64 * t, _MM_HINT_T0);
 #endif
       weights += 64;
+      ahead += 64 * T;
       for (int g = 0; g < kGroupsPerLine && group < groups; g++, group++) {
-        const F scale = load_half(line + 32 * g + 2 * lane);
-        const F minimum = kMinimum ? load_half(line + 32 + 2 * lane) : F{};
+        F scale[T], minimum[T];
+        for (int t = 0; t < T; t++) {
+          scale[t] = load_half(line + t * tile_bytes + 32 * g + 2 * lane);
+          minimum[t] = kMinimum ? load_half(line + t * tile_bytes + 32 + 2 * lane) : F{};
+        }
         for (int part = 0; part < parts; part++) {
-          I dots[R];
-          dot_group<R, kBits, kPlanes>(weights, lane, q, scales + 2 * stride, stride, dots);
+          I dots[T][R];
+          dot_group<T, R, kBits, kStarts, kPlanes>(weights, tile_bytes, lane, q, scales + 2 * stride, ahead, dots);
           for (int r = 0; r < R; r++) {
-            sums[r] = fma(to_float(dots[r]), scale * splat(scales[r]), sums[r]);
-            if (kMinimum) sums[r] = fma(minimum, splat(scales[stride + r]), sums[r]);
+            for (int t = 0; t < T; t++) {
+              sums[t][r] = fma(to_float(dots[t][r]), scale[t] * splat(scales[r]), sums[t][r]);
+              if (kMinimum) sums[t][r] = fma(minimum[t], splat(scales[stride + r]), sums[t][r]);
+            }
           }
           weights += kGroupBytes;
+          ahead += kGroupBytes * T;
           q += stride * kGroup * kPlanes;
           scales += stride * 3;
         }
       }
     }
-    for (int r = 0; r < R; r++) store(out + r * kTile + lane, sums[r]);
+    for (int t = 0; t < T; t++)
+      for (int r = 0; r < R; r++) store(out + (t * kRowBlock + r) * kTile + lane, sums[t][r]);
   }
 }
 
-// All rows of a block, as many at a time as the registers hold.
+// All rows of a block and `tiles` tiles, as many at a time as the registers hold.
 template <int kBits, bool kMinimum, int kPlanes>
-void integer_block(const LinearConfig& config, const uint8_t* tile, const int8_t* integers, const float* scales,
-                   int rows, float* out) {
+void integer_block(const LinearConfig& config, const uint8_t* tile, int tiles, const int8_t* integers,
+                   const float* scales, int rows, float* out) {
 #if defined(SPECEXPORT_AVX512)
+  // Two tiles of up to eight rows are 16 sums of integers; the float sums may then lie in memory, used once a group.
+  const auto some = [&](auto rows_of) {
+    constexpr int R = decltype(rows_of)::value, kPair = R * kPlanes <= 8 ? 2 : 1;
+    if (tiles == kPair) return integer_tiles<kPair, R, kBits, kMinimum, kPlanes>(config, tile, integers, scales, R, out);
+    for (int t = 0; t < tiles; t++)
+      integer_tiles<1, R, kBits, kMinimum, kPlanes>(config, tile + t * config.tile_bytes(), integers, scales, R,
+                                                    out + t * kRowBlock * kTile);
+  };
   switch (rows) {
-    case 1: return integer_tile<1, kBits, kMinimum, kPlanes>(config, tile, integers, scales, 1, out);
-    case 2: return integer_tile<2, kBits, kMinimum, kPlanes>(config, tile, integers, scales, 2, out);
-    case 3: return integer_tile<3, kBits, kMinimum, kPlanes>(config, tile, integers, scales, 3, out);
-    case 4: return integer_tile<4, kBits, kMinimum, kPlanes>(config, tile, integers, scales, 4, out);
-    case 5: return integer_tile<5, kBits, kMinimum, kPlanes>(config, tile, integers, scales, 5, out);
-    case 6: return integer_tile<6, kBits, kMinimum, kPlanes>(config, tile, integers, scales, 6, out);
-    case 7: return integer_tile<7, kBits, kMinimum, kPlanes>(config, tile, integers, scales, 7, out);
-    default: return integer_tile<8, kBits, kMinimum, kPlanes>(config, tile, integers, scales, 8, out);
+    case 1: return some(std::integral_constant<int, 1>());
+    case 2: return some(std::integral_constant<int, 2>());
+    case 3: return some(std::integral_constant<int, 3>());
+    case 4: return some(std::integral_constant<int, 4>());
+    case 5: return some(std::integral_constant<int, 5>());
+    case 6: return some(std::integral_constant<int, 6>());
+    case 7: return some(std::integral_constant<int, 7>());
+    default: return some(std::integral_constant<int, 8>());
   }
 #else
-  const auto some = [&](auto tile_of, int r) {
-    tile_of(config, tile, integers + r * kGroup * kPlanes, scales + r, rows, out + r * kTile);
-  };
-  int r = 0;
-  if (kPlanes == 1) {  // two planes of four rows would not fit the registers
-    for (; r + 4 <= rows; r += 4) some(integer_tile<4, kBits, kMinimum, kPlanes>, r);
+  for (int t = 0; t < tiles; t++, tile += config.tile_bytes(), out += kRowBlock * kTile) {
+    const auto some = [&](auto tile_of, int r) {
+      tile_of(config, tile, integers + r * kGroup * kPlanes, scales + r, rows, out + r * kTile);
+    };
+    int r = 0;
+    if (kPlanes == 1) {  // two planes of four rows would not fit the registers
+      for (; r + 4 <= rows; r += 4) some(integer_tiles<1, 4, kBits, kMinimum, kPlanes>, r);
+    }
+    for (; r + 2 <= rows; r += 2) some(integer_tiles<1, 2, kBits, kMinimum, kPlanes>, r);
+    for (; r < rows; r++) some(integer_tiles<1, 1, kBits, kMinimum, kPlanes>, r);
   }
-  for (; r + 2 <= rows; r += 2) some(integer_tile<2, kBits, kMinimum, kPlanes>, r);
-  for (; r < rows; r++) some(integer_tile<1, kBits, kMinimum, kPlanes>, r);
 #endif
 }
 
 // The same for the matrix's own format.
 template <int kPlanes>
-SPECEXPORT_INLINE void integer_sums(const LinearConfig& config, const uint8_t* tile, const int8_t* integers,
+SPECEXPORT_INLINE void integer_sums(const LinearConfig& config, const uint8_t* tile, int tiles, const int8_t* integers,
                                     const float* scales, int rows, float* out) {
   if (config.bits == 4) {
-    if (config.has_minimum) return integer_block<4, true, kPlanes>(config, tile, integers, scales, rows, out);
-    return integer_block<4, false, kPlanes>(config, tile, integers, scales, rows, out);
+    if (config.has_minimum) return integer_block<4, true, kPlanes>(config, tile, tiles, integers, scales, rows, out);
+    return integer_block<4, false, kPlanes>(config, tile, tiles, integers, scales, rows, out);
   }
-  if (config.has_minimum) return integer_block<8, true, kPlanes>(config, tile, integers, scales, rows, out);
-  return integer_block<8, false, kPlanes>(config, tile, integers, scales, rows, out);
+  if (config.has_minimum) return integer_block<8, true, kPlanes>(config, tile, tiles, integers, scales, rows, out);
+  return integer_block<8, false, kPlanes>(config, tile, tiles, integers, scales, rows, out);
 }

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <memory>
 #include <new>
+#include <type_traits>
 
 #include "cpu_features.h"
 #include "thread_pool.h"
@@ -77,8 +78,7 @@ void run_linear(const LinearConfig& config, const LinearTensors& tensors) {
       parallel_for(rows.count, std::max<int64_t>(1, kValuesPerThread / k),
                    [&](int64_t begin, int64_t end) { run.prepare(config, tensors, rows, begin, end); });
     }
-    const int64_t unit_bytes =
-        config.tile_bytes() * config.tiles_per_unit() * ((rows.count + kRowBlock - 1) / kRowBlock);
+    const int64_t unit_bytes = 2 * config.tile_bytes() * ((rows.count + kRowBlock - 1) / kRowBlock);
     parallel_for(config.units(), std::max<int64_t>(1, kBytesPerThread / unit_bytes),
                  [&](int64_t begin, int64_t end) { run.multiply(config, tensors, rows, begin, end); });
   }

@@ -31,16 +31,17 @@ struct LinearConfig {
   int planes() const { return activation_bits == 16 ? 2 : 1; }
   // Columns of y.
   int64_t outputs() const { return gated ? out_features / 2 : out_features; }
-  // Work for threads: a tile, or a pair of them when gated.
-  int64_t units() const { return (outputs() + kTile - 1) / kTile; }
-  int tiles_per_unit() const { return gated ? 2 : 1; }
+  // Gate and up tiles alternate.
+  int64_t tiles() const { return (outputs() + kTile - 1) / kTile * (gated ? 2 : 1); }
+  // Work for threads: a pair of tiles, which shares what is loaded of the activations; the last may be one tile.
+  int64_t units() const { return (tiles() + 1) / 2; }
   // Scale groups of a row; a group's size is a power of two, and a division a tile would show.
   int64_t groups() const { return in_features >> __builtin_ctz(group_size); }
   int64_t tile_bytes() const {
     if (bits == 32) return in_features * kTile * 4;
     return (has_minimum ? groups() : (groups() + 1) / 2) * 64 + in_features * kTile * bits / 8;
   }
-  int64_t packed_bytes() const { return units() * tiles_per_unit() * tile_bytes(); }
+  int64_t packed_bytes() const { return tiles() * tile_bytes(); }
 };
 
 // The tensors of one call; absent optional ones are null.
