@@ -125,19 +125,20 @@ def summarize(run: Run, baseline: str = PLAIN) -> dict[str, Any]:
     }
     for category in (None, *run.categories()):
         count = sum(category in (None, prompt.category) for prompt in run.prompts)
-        entry = {"category": category or "all", "prompts": count, "contestants": {}}
+        contestants: dict[str, Any] = {}
+        entry = {"category": category or "all", "prompts": count, "contestants": contestants}
         for name in run.outputs:
             found, base = run.of(name, category), run.of(baseline, category)
             if len(found) < 2:
                 break
-            entry["contestants"][name] = _contestant(found, base)
+            contestants[name] = _contestant(found, base)
         else:
             result["categories"].append(entry)
     return result
 
 
 def _contestant(found: Sequence[Generated], base: Sequence[Generated]) -> dict[str, Any]:
-    entry = {
+    entry: dict[str, Any] = {
         "tokens_per_second": Summary.of([one.speed for one in found]).to_json(),
         "ratio": Summary.of(ratios([one.speed for one in found], [one.speed for one in base])).to_json(),
     }
