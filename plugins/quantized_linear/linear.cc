@@ -54,7 +54,7 @@ class Scratch {
 
 // What a thread must have to do before another one is worth waking: values to prepare, and bytes of tiles to read.
 constexpr int64_t kValuesPerThread = 8192;
-constexpr int64_t kBytesPerThread = 32768;
+constexpr int64_t kBytesPerThread = 16384;
 
 }  // namespace
 
@@ -75,8 +75,11 @@ void run_linear(const LinearConfig& config, const LinearTensors& tensors) {
       rows.reals = reinterpret_cast<float*>(scratch.reserve(rows.count * k * sizeof(float)));
     }
     if (config.quantizes_activations() || config.norm != Norm::kNone) {
-      parallel_for(rows.count, std::max<int64_t>(1, kValuesPerThread / k),
-                   [&](int64_t begin, int64_t end) { run.prepare(config, tensors, rows, begin, end); });
+      // By whole blocks: the rows of one share cache lines, which two threads would take from each other.
+      parallel_for((rows.count + kRowBlock - 1) / kRowBlock, std::max<int64_t>(1, kValuesPerThread / (kRowBlock * k)),
+                   [&](int64_t begin, int64_t end) {
+                     run.prepare(config, tensors, rows, begin * kRowBlock, std::min(end * kRowBlock, rows.count));
+                   });
     }
     const int64_t unit_bytes = 2 * config.tile_bytes() * ((rows.count + kRowBlock - 1) / kRowBlock);
     parallel_for(config.units(), std::max<int64_t>(1, kBytesPerThread / unit_bytes),

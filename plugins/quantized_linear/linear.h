@@ -10,7 +10,7 @@ enum class Activation { kNone, kSilu, kGelu, kGeluTanh, kRelu };
 
 constexpr int kTile = 16;          // outputs of a weight tile
 constexpr int kGroup = 32;         // input features that share an activation scale
-constexpr int kRowBlock = 8;       // rows whose sums one pass over a tile holds in registers
+constexpr int kRowBlock = 8;       // rows that one pass over a pair of tiles serves: sixteen integer sums in registers
 constexpr int kRowsAtOnce = 256;   // rows prepared together: what then stays in the cache beside the tiles
 
 // One node's constants.
