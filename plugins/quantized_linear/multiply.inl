@@ -83,17 +83,6 @@ SPECEXPORT_INLINE void finish_tile(const LinearConfig& config, const LinearTenso
   }
 }
 
-// Asks for the lines that finish_tile() will read and write, long before: they lie a whole row apart, and waiting for
-// them took a sixth of a prefill's time.
-SPECEXPORT_INLINE void fetch_tile(const LinearConfig& config, const LinearTensors& tensors, int64_t row, int count,
-                                  int64_t column) {
-  for (int r = 0; r < count; r++) {
-    const int64_t at = (row + r) * config.outputs() + column;
-    __builtin_prefetch(tensors.y + at, 1);
-    if (tensors.residual != nullptr) __builtin_prefetch(tensors.residual + at);
-  }
-}
-
 void multiply(const LinearConfig& config, const LinearTensors& tensors, const PreparedRows& rows, int64_t begin,
               int64_t end) {
   constexpr int kSums = kRowBlock * kTile;
@@ -103,8 +92,6 @@ void multiply(const LinearConfig& config, const LinearTensors& tensors, const Pr
     const uint8_t* tile = tensors.packed + first * config.tile_bytes();
     for (int64_t row = 0; row < rows.count; row += kRowBlock) {
       const int count = static_cast<int>(std::min<int64_t>(kRowBlock, rows.count - row));
-      for (int t = 0; t < (config.gated ? 1 : tiles); t++)
-        fetch_tile(config, tensors, rows.first + row, count, (config.gated ? unit : first + t) * kTile);
       alignas(64) float sums[2 * kSums];
       tile_sums(config, tensors, rows, tile, tiles, row, count, sums);
       if (config.gated) {
