@@ -22,7 +22,7 @@ def available_isas() -> list[str]:
     """The instruction sets that this machine can run, portable first."""
     native = _native()
     try:
-        return [name for name in ("portable", "avx2", "avx512_vnni") if native.specexport_set_isa(name.encode())]
+        return [name for name in ("portable", "avx2", "avx512_vnni", "amx") if native.specexport_set_isa(name.encode())]
     finally:
         native.specexport_set_isa(b"auto")
 

@@ -5,13 +5,14 @@
 
 namespace specexport {
 
-// Later is better. Each kernel has all three; kAvx2 needs FMA and F16C too, kAvx512Vnni needs F, BW, DQ, VL and VNNI.
-enum class Isa { kPortable = 0, kAvx2 = 1, kAvx512Vnni = 2 };
+// Later is better. Each kernel has the first three; kAvx2 needs FMA and F16C too, kAvx512Vnni needs F, BW, DQ, VL and
+// VNNI. kAmx is kAvx512Vnni and int8 tiles, which the system must grant; a kernel without tiles takes kAvx512Vnni's.
+enum class Isa { kPortable = 0, kAvx2 = 1, kAvx512Vnni = 2, kAmx = 3 };
 
 // The one in use: the machine's best unless set_isa chose another.
 Isa isa();
 
-// "auto", "avx512_vnni", "avx2" or "portable"; false, and no change, for another name or one this machine lacks.
+// "auto", "amx", "avx512_vnni", "avx2" or "portable"; false, and no change, for another name or one this machine lacks.
 bool set_isa(const char* name);
 
 const char* isa_name(Isa isa);

@@ -31,7 +31,7 @@ using AddLines = int32_t (*)(const uint8_t*, int64_t);
 
 AddLines chosen() {
 #if defined(__x86_64__)
-  if (isa() == Isa::kAvx512Vnni) return avx512_vnni::add_lines;
+  if (isa() >= Isa::kAvx512Vnni) return avx512_vnni::add_lines;
   if (isa() == Isa::kAvx2) return avx2::add_lines;
 #endif
   return portable::add_lines;

@@ -51,6 +51,6 @@ SPECEXPORT_EXPORT specexport::ort::Status* RegisterCustomOps(specexport::ort::Se
 SPECEXPORT_EXPORT void specexport_set_num_threads(int threads) { specexport::set_num_threads(threads); }
 SPECEXPORT_EXPORT int specexport_get_num_threads() { return specexport::num_threads(); }
 
-// "auto" | "avx512_vnni" | "avx2" | "portable". Returns 1, or 0 where the name is unknown or the machine lacks it.
+// "auto" | "amx" | "avx512_vnni" | "avx2" | "portable". Returns 1, or 0 where the name is unknown or the machine lacks it.
 SPECEXPORT_EXPORT int specexport_set_isa(const char* name) { return specexport::set_isa(name) ? 1 : 0; }
 SPECEXPORT_EXPORT const char* specexport_isa() { return specexport::isa_name(specexport::isa()); }

@@ -1,101 +1,6 @@
-// Attention over the cache. Included after tiles.inl. Nothing here or there calls a function or a template of the
-// standard library, whose one shared copy might be compiled for an instruction set that the machine lacks.
-//
-// Bits of a row: its scores are sums over channels in order, one lane a key; the softmax of a chunk runs over absolute
-// positions; weighted sums run over keys in order, one lane a channel; chunks are merged from the first to the last.
-// Tiles only choose how many rows do this side by side.
-
-static inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
-static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-
-// The positions of `block` (absolute start) that row r of an item attends, relative to the block.
-struct Span {
-  int first, end;
-};
-static inline Span span(const Call& call, const Item& item, int r, int64_t start, int length) {
-  const int64_t position = call.past[item.b] + item.s0 + r / call.repeats;
-  const int64_t first = larger(first_position(call, position) - start, 0), end = smaller(position + 1 - start, length);
-  return first < end ? Span{static_cast<int>(first), static_cast<int>(end)} : Span{0, 0};
-}
-
-static inline int row_count(const Call& call, const Item& item) {
-  return static_cast<int>(item.s1 - item.s0) * call.repeats;
-}
-
-// Adds a block's values, under the weights of the item's rows, to the sums of its chunk.
-template <class Values>
-static inline void weigh_block(const Call& call, const Item& item, int64_t block, const Values& values,
-                               const Scratch& t) {
-  const int padded = call.padded_dim(), rows = row_count(call, item), within = static_cast<int>(block % kChunk);
-  for (int r = 0; r < rows;) {
-    // Rows of one tile attend the same positions: a weight of 0 times a NaN that is not attended would be NaN.
-    const Span attended = span(call, item, r, block, kBlock);
-    int n = 1;
-    for (; n < kTileRows && r + n < rows; n++) {
-      const Span other = span(call, item, r + n, block, kBlock);
-      if (other.first != attended.first || other.end != attended.end) break;
-    }
-    if (attended.first < attended.end) {
-      weigh_some(n, t.scores + static_cast<int64_t>(r) * kChunk + within, values, attended.first, attended.end,
-                 call.head_dim, padded, t.chunk + static_cast<int64_t>(r) * padded);
-    }
-    r += n;
-  }
-}
-
-// Weighted sums, maxima and denominators of one chunk for the item's rows; rows that attend nothing in it keep
-// denominator 0 (every other one is at least 1, or NaN).
-static void attend_positions(const Call& call, const Item& item, int64_t chunk, const float* queries,
-                             const Scratch& t) {
-  const int dim = call.head_dim, padded = call.padded_dim(), rows = row_count(call, item);
-  const int64_t start = chunk * kChunk, head = item.b * call.kv_heads + item.kv_head;
-  const int64_t past = call.past[item.b];
-  const int64_t low = first_position(call, past + item.s0), high = smaller(past + item.s1, start + kChunk);
-  const int64_t first_block = larger(low, start) / kBlock * kBlock;
-  const float* q = queries + (head * call.rows + item.s0) * call.repeats * dim;
-
-  for (int64_t block = first_block; block < high; block += kBlock) {
-    const int count = static_cast<int>(smaller(high - block, kBlock));
-    load_keys(call.key, head * call.capacity + block, count, dim, t.keys);
-    for (int r = 0; r < rows;) {
-      const Span attended = span(call, item, r, block, kBlock);
-      if (attended.first == attended.end) {
-        r++;
-        continue;
-      }
-      const int n = rows - r < kTileRows ? rows - r : kTileRows;
-      score_some(n, q + static_cast<int64_t>(r) * dim, dim, t.keys,
-                 t.scores + static_cast<int64_t>(r) * kChunk + (block - start));
-      r += n;
-    }
-  }
-  for (int r = 0; r < rows; r++) {
-    const Span attended = span(call, item, r, start, kChunk);
-    t.chunk_denominator[r] = 0;
-    if (attended.first == attended.end) continue;
-    soften(call, t.scores + static_cast<int64_t>(r) * kChunk, attended.first, attended.end, t.chunk_maximum + r,
-           t.chunk_denominator + r);
-  }
-  __builtin_memset(t.chunk, 0, sizeof(float) * rows * padded);
-  // Rows of a single tile take the values from the cache; for more the block is dequantized once.
-  const bool direct = rows <= kTileRows && dim % kWidth == 0 && call.value.group_size % kWidth == 0;
-  for (int64_t block = first_block; block < high; block += kBlock) {
-    const int count = static_cast<int>(smaller(high - block, kBlock));
-    const int64_t at = head * call.capacity + block;
-    const auto weigh = [&](const auto& values) { weigh_block(call, item, block, values, t); };
-    if (!direct) {
-      load_values(call.value, at, count, dim, padded, t.values);
-      weigh(FloatValues{t.values, padded});
-    } else if (call.value.bits == 16) {
-      weigh(HalfValues{static_cast<const uint16_t*>(call.value.rows) + at * dim, dim});
-    } else {
-      const int groups = dim / call.value.group_size;
-      load_factors(call.value.scales + at * groups, count * groups, t.values);
-      const int8_t* cache = static_cast<const int8_t*>(call.value.rows) + at * dim;
-      weigh(Int8Values{cache, t.values, dim, call.value.group_size, groups});
-    }
-  }
-}
+// Attention over the cache, chunk by chunk. Included after softmax.inl and spans.inl. `Chunks` does a chunk: in float
+// (float_chunks.inl) or in integers (integer_chunks.inl): weighted sums, maxima and denominators of one chunk for the
+// item's rows; rows that attend nothing in it get denominator 0 (every other one is at least 1, or NaN).
 
 // Puts a chunk's result after those of the chunks before it. A total denominator of 0 stands for none before.
 static inline void merge(const float* sums, float chunk_maximum, float chunk_denominator, int dim, float* total,
@@ -106,8 +11,11 @@ static inline void merge(const float* sums, float chunk_maximum, float chunk_den
     *total_denominator = chunk_denominator;
     return;
   }
-  const float top = chunk_maximum > *total_maximum ? chunk_maximum : *total_maximum;
-  const float before = exponential(*total_maximum - top), now = exponential(chunk_maximum - top);
+  // The factor of whichever is larger is 1; the other's is NaN where either is.
+  const bool grows = chunk_maximum > *total_maximum;
+  const float top = grows ? chunk_maximum : *total_maximum;
+  const float factor = power_of_two((grows ? *total_maximum : chunk_maximum) - top);
+  const float before = grows ? factor : 1.0f, now = grows ? 1.0f : factor;
   for (int d = 0; d < dim; d += kWidth)
     store(total + d, fma(load(sums + d), splat(now), load(total + d) * splat(before)));
   *total_maximum = top;
@@ -119,9 +27,9 @@ static void finish(const Call& call, const Item& item, int r, float* total, floa
   const int h = item.kv_head * call.repeats + r % call.repeats;
   float factor = 1;
   if (call.sinks != nullptr) {
-    const float sink = call.sinks[h], both = sink > top ? sink : top;
-    factor = exponential(top - both);
-    denominator = denominator * factor + exponential(sink - both);
+    const float sink = call.sinks[h] * kLog2E, both = sink > top ? sink : top;
+    factor = power_of_two(top - both);
+    denominator = denominator * factor + power_of_two(sink - both);
   }
   const Vector scale = splat(factor) / splat(denominator);
   for (int d = 0; d < call.head_dim; d += kWidth) store(total + d, load(total + d) * scale);
@@ -129,11 +37,13 @@ static void finish(const Call& call, const Item& item, int r, float* total, floa
   __builtin_memcpy(call.y + (row * call.q_heads + h) * call.head_dim, total, sizeof(float) * call.head_dim);
 }
 
+template <class Chunks>
 static void attend(const Call& call, const Item& item, const float* queries, const Scratch& t) {
   const int padded = call.padded_dim(), rows = row_count(call, item);
+  Chunks chunks(call, item, queries, t);
   for (int r = 0; r < rows; r++) t.denominator[r] = 0;
   for (int64_t chunk = item.first; chunk <= item.last; chunk++) {
-    attend_positions(call, item, chunk, queries, t);
+    chunks.attend(chunk);
     for (int r = 0; r < rows; r++) {
       if (t.chunk_denominator[r] == 0) continue;
       merge(t.chunk + static_cast<int64_t>(r) * padded, t.chunk_maximum[r], t.chunk_denominator[r], call.head_dim,
@@ -144,11 +54,12 @@ static void attend(const Call& call, const Item& item, const float* queries, con
     finish(call, item, r, t.total + static_cast<int64_t>(r) * padded, t.maximum[r], t.denominator[r]);
 }
 
+template <class Chunks>
 static void attend_chunk(const Call& call, const Item& item, const float* queries, const Scratch& t,
                          const Partials& partials) {
   const int padded = call.padded_dim(), rows = row_count(call, item);
   const int64_t head = item.b * call.kv_heads + item.kv_head;
-  attend_positions(call, item, item.first, queries, t);
+  Chunks(call, item, queries, t).attend(item.first);
   for (int r = 0; r < rows; r++) {
     const int64_t place = (head * partials.rows + r) * partials.chunks + item.first;
     partials.maxima[place] = t.chunk_maximum[r];

@@ -1,10 +1,7 @@
-// One call of QuantizedKVAttention, checked, and the memory that it works in.
+// One call of QuantizedKVAttention, checked, and the steps that it is made of.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <new>
 
 #include "cpu_features.h"
 
@@ -44,6 +41,12 @@ struct Call {
   int padded_dim() const { return (head_dim + 15) & ~15; }
 };
 
+// Whether both caches are int8 with scales that hold for whole vectors: scores and weighted sums may then be of integers
+// (integer_chunks.inl) where the instruction set has a use for it.
+inline bool suits_integers(const Call& call) {
+  return call.key.bits == 8 && call.value.bits == 8 && call.key.group_size % 16 == 0 && call.value.group_size % 16 == 0;
+}
+
 // Query rows of one sequence and key head, against the chunks [first, last] of its cache.
 struct Item {
   int64_t b = 0, s0 = 0, s1 = 0;
@@ -51,64 +54,7 @@ struct Item {
   int kv_head = 0;
 };
 
-// Cache-line aligned memory that only grows.
-template <class T>
-class Buffer {
- public:
-  Buffer() = default;
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-  ~Buffer() { std::free(data_); }
-
-  T* reserve(size_t count) {
-    if (count > capacity_) {
-      count += count / 2;  // A growing cache grows it rarely.
-      std::free(data_);
-      data_ = nullptr;
-      capacity_ = 0;
-      const size_t bytes = (count * sizeof(T) + 63) / 64 * 64;
-      data_ = static_cast<T*>(std::aligned_alloc(64, bytes));
-      if (data_ == nullptr) throw std::bad_alloc();
-      capacity_ = bytes / sizeof(T);
-    }
-    return data_;
-  }
-  T* data() const { return data_; }
-
- private:
-  T* data_ = nullptr;
-  size_t capacity_ = 0;
-};
-
-// What one thread needs for one item.
-struct Scratch {
-  float* keys = nullptr;    // [D, kBlock]: a block of the key cache, transposed.
-  float* values = nullptr;  // [kBlock, padded D]
-  float* scores = nullptr;  // [rows, kChunk]
-  float* chunk = nullptr;   // [rows, padded D]: weighted sums over a chunk.
-  float* total = nullptr;   // [rows, padded D]: over all chunks so far.
-  float* maximum = nullptr;        // [rows], of the chunks so far
-  float* denominator = nullptr;    // [rows]
-  float* chunk_maximum = nullptr;  // [rows]
-  float* chunk_denominator = nullptr;
-
-  static size_t floats(int rows, int head_dim, int padded_dim) {
-    return static_cast<size_t>(kBlock) * (head_dim + padded_dim) +
-           static_cast<size_t>(rows) * (kChunk + 2 * padded_dim) + 4 * static_cast<size_t>((rows + 15) & ~15);
-  }
-  Scratch(float* memory, int rows, int head_dim, int padded_dim) {
-    const int lined = (rows + 15) & ~15;
-    keys = memory;
-    values = keys + static_cast<size_t>(kBlock) * head_dim;
-    scores = values + static_cast<size_t>(kBlock) * padded_dim;
-    chunk = scores + static_cast<size_t>(rows) * kChunk;
-    total = chunk + static_cast<size_t>(rows) * padded_dim;
-    maximum = total + static_cast<size_t>(rows) * padded_dim;
-    denominator = maximum + lined;
-    chunk_maximum = denominator + lined;
-    chunk_denominator = chunk_maximum + lined;
-  }
-};
+struct Scratch;
 
 // Results of single chunks, when the chunks of a cache are spread over threads: merged in order by the last to finish.
 struct Partials {
@@ -119,7 +65,7 @@ struct Partials {
   int64_t rows = 0, chunks = 0;
 };
 
-// The steps of a call, one set an instruction set.
+// The steps of a call, one set an instruction set and kind of cache.
 struct Steps {
   // Norm and RoPE of the row (b, s); its q to `queries` [B, Hkv, S, Hq / Hkv, D], its k and v into the cache.
   void (*prepare)(const Call& call, int64_t b, int64_t s, float* queries);
@@ -130,7 +76,7 @@ struct Steps {
                        const Partials& partials);
 };
 
-Steps steps(Isa isa);
+Steps steps(Isa isa, const Call& call);
 
 // The first cache position that the row at `position` attends; the last is its own.
 inline int64_t first_position(const Call& call, int64_t position) {

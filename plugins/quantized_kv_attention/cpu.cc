@@ -98,7 +98,7 @@ class QuantizedKVAttention {
     call.value = bind<ValueBits>(c, 3, value, common_.value);
     if (call.batch * call.rows == 0) return;
     static thread_local Workspace memory;
-    run(call, steps(isa()), memory);
+    run(call, steps(isa(), call), memory);
   }
 
  private:

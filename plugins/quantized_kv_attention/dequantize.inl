@@ -1,7 +1,4 @@
-// Blocks of the cache as float. Included after a file of vectors.
-
-// Channels as far as vectors reach; a row's memory reaches as far.
-static inline int lanes(int dim) { return (dim + kWidth - 1) / kWidth * kWidth; }
+// Blocks of the cache as float. Included after functions.inl.
 
 // Scales of `count` rows as floats, in the cache's order [count, groups].
 static void load_factors(const uint16_t* scales, int count, float* factors) {

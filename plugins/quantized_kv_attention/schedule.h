@@ -6,18 +6,20 @@
 #include <cstring>
 
 #include "quantized_kv_attention/attention_call.h"
+#include "quantized_kv_attention/scratch.h"
 #include "thread_pool.h"
 
 namespace specexport::attention {
 
 // What a calling thread keeps between calls, so that a call allocates nothing once it has seen its largest.
 struct Workspace {
-  Buffer<float> queries, scratch, sums, maxima, denominators;
+  Buffer<float> queries, sums, maxima, denominators;
+  Buffer<char> scratch;
   Buffer<int> unfinished;
   Buffer<Item> items;
 };
 
-constexpr int kItemRows = 64;          // Query rows (heads times positions) that share a dequantized block.
+constexpr int kItemRows = 96;          // Query rows (heads times positions) that share a dequantized block.
 constexpr int64_t kSerialRows = 8;     // So few new rows are prepared sooner than threads are woken.
 constexpr int64_t kSerialWork = 1 << 17;  // Likewise so few multiplications, about 10 microseconds.
 constexpr int64_t kCopyGrain = 1 << 16;
@@ -103,12 +105,12 @@ inline void run(const Call& call, const Steps& steps, Workspace& memory) {
   }
 
   const int64_t workers = work < kSerialWork ? std::min<int64_t>(count, 1) : std::min<int64_t>(threads, count);
-  const size_t size = (Scratch::floats(item_rows, call.head_dim, padded) + 15) / 16 * 16;
-  float* scratch = memory.scratch.reserve(size * workers);
+  const size_t size = Scratch(nullptr, call, item_rows).bytes;
+  char* scratch = memory.scratch.reserve(size * workers);
   std::atomic<int64_t> next{0};
   parallel_for(workers, [&](int64_t begin, int64_t end) {
     for (int64_t worker = begin; worker < end; worker++) {
-      const Scratch mine(scratch + size * worker, item_rows, call.head_dim, padded);
+      const Scratch mine(scratch + size * worker, call, item_rows);
       for (int64_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) {
         if (spread) {
           steps.attend_chunk(call, items[i], queries, mine, partials);

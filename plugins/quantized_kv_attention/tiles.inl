@@ -1,5 +1,5 @@
-// Dot products of query rows with a block of keys, weighted sums of a block of values, and the softmax between them.
-// Included after functions.inl and dequantize.inl.
+// Dot products of query rows with a block of keys, and weighted sums of a block of values, in float.
+// Included after dequantize.inl.
 
 // scores[r][i] = sum over d of q[r][d] keys[d][i], for N vectors of keys.
 template <int R, int N>
@@ -97,28 +97,4 @@ static void weigh_some(int rows, const float* weights, const Values& values, int
     case 5: return weigh_rows<5>(weights, values, first, end, dim, padded, sums);
     default: return weigh_rows<6>(weights, values, first, end, dim, padded, sums);
   }
-}
-
-// Scores of positions [first, end) of a chunk become weights e^(score - maximum), other positions' become 0 as far as
-// vectors reach; `denominator` gets their sum.
-static void soften(const Call& call, float* scores, int first, int end, float* maximum_out, float* denominator_out) {
-  const int from = first / kWidth * kWidth, to = (end + kWidth - 1) / kWidth * kWidth;
-  for (int i = from; i < to; i += kWidth) {
-    Vector score = load(scores + i) * splat(call.scale);
-    if (call.softcap > 0) score = tangent(score / splat(call.softcap)) * splat(call.softcap);
-    store(scores + i, score);
-  }
-  for (int i = from; i < first; i++) scores[i] = -__builtin_inff();
-  for (int i = end; i < to; i++) scores[i] = -__builtin_inff();
-  Vector largest = splat(-__builtin_inff());  // Without NaN, which the sum keeps.
-  for (int i = from; i < to; i += kWidth) largest = max(load(scores + i), largest);
-  const float top = maximum(largest);
-  Vector total = splat(0);
-  for (int i = from; i < to; i += kWidth) {
-    const Vector weight = exponential(load(scores + i) - splat(top));
-    store(scores + i, weight);
-    total = total + weight;
-  }
-  *maximum_out = top;
-  *denominator_out = sum(total);
 }

@@ -18,6 +18,7 @@ namespace {
 const LinearKernels& kernels() {
   switch (isa()) {
 #if defined(__x86_64__)
+    case Isa::kAmx:
     case Isa::kAvx512Vnni:
       return avx512_vnni::kLinearKernels;
     case Isa::kAvx2:

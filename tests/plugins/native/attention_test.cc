@@ -105,7 +105,7 @@ void check_case() {
   call.value = value.side(any(0, 1) ? 8 : 16, group, cache_rows, dim);
 
   // The past, appended one row a sequence at a time.
-  const Steps kernels = steps(isa());
+  const Steps kernels = steps(isa(), call);
   Workspace memory;
   std::vector<float> row_qkv, row_y(call.batch * out_width);
   for (int64_t p = 0; p < call.capacity; p++) {
@@ -169,7 +169,7 @@ void check_case() {
 }  // namespace
 
 void test_attention() {
-  for (const char* name : {"portable", "avx2", "avx512_vnni"}) {
+  for (const char* name : {"portable", "avx2", "avx512_vnni", "amx"}) {
     if (!set_isa(name)) continue;
     for (int i = 0; i < 15; i++) {
       set_num_threads(1 + i % 3);
