@@ -30,7 +30,7 @@ def read_bandwidth(nbytes: int, *, seconds: float = 0.05, threads: int = 0) -> f
 
 
 def instruction_set() -> str:
-    """The one that the kernels use: avx512_vnni, avx2 or portable."""
+    """The one that the kernels use: amx, avx512_vnni, avx2 or portable."""
     library = ctypes.CDLL(op_library())
     library.specexport_isa.argtypes = []
     library.specexport_isa.restype = ctypes.c_char_p

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -136,3 +137,47 @@ def select(inputs: Inputs, batch: slice, rows: slice) -> Inputs:
     assert qkv is not None
     out["qkv"] = np.ascontiguousarray(qkv[batch, rows])
     return out
+
+
+def bits(array: Array) -> bytes:
+    return array.tobytes()
+
+
+@dataclasses.dataclass
+class Sequence:
+    """One growing cache and the node that appends to it in place."""
+
+    node: Node
+    inputs: Inputs
+    length: int
+
+    @classmethod
+    def of(cls, inputs: Inputs, attributes: Mapping[str, int | float], b: int = 0) -> Sequence:
+        own = select(inputs, slice(b, b + 1), slice(None))
+        own = {name: None if array is None else array.copy() for name, array in own.items()}
+        past = inputs["past_length"]
+        assert past is not None
+        return cls(Node(own, attributes), own, int(past[b]))
+
+    def append(self, rows: Array) -> Array:
+        """Y [S, Hq D] of ``rows`` [S, ..] appended at the length."""
+        call = self.inputs | {
+            "qkv": np.ascontiguousarray(rows[None]),
+            "past_length": np.array([self.length]),
+            "query_length": np.array([len(rows)]),
+        }
+        self.length += len(rows)
+        y: Array = self.node.run_in_place(call)[0]
+        return y
+
+    def cache_bits(self) -> list[bytes]:
+        """The bytes of the cache rows below the length."""
+        held = [self.inputs[name] for name in CACHE_NAMES]
+        return [bits(array[:, :, : self.length]) for array in held if array is not None]
+
+
+def qkv_rows(inputs: Inputs, b: int = 0) -> Array:
+    qkv = inputs["qkv"]
+    assert qkv is not None
+    rows: Array = qkv[b]
+    return rows

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from attention_node import Node, available_isas, kernels
+from attention_node import Node, Sequence, available_isas, bits, kernels, qkv_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_quantized_kv_attention_rows import Sequence, bits, qkv_rows
 
 from specexport.plugins.quantized_kv_attention.reference import oracle, random_inputs
 

@@ -2,63 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
-from attention_node import CACHE_NAMES, Inputs, Node, available_isas, kernels, select
+from attention_node import CACHE_NAMES, Inputs, Node, Sequence, available_isas, bits, kernels, qkv_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specexport.plugins.quantized_kv_attention.reference import Array, random_inputs
+from specexport.plugins.quantized_kv_attention.reference import random_inputs
 
 Attributes = dict[str, int | float]
 EVERY_CACHE = [(16, 16), (16, 8), (8, 16), (8, 8)]
-
-
-def bits(array: Array) -> bytes:
-    return array.tobytes()
-
-
-@dataclasses.dataclass
-class Sequence:
-    """One growing cache and the node that appends to it in place."""
-
-    node: Node
-    inputs: Inputs
-    length: int
-
-    @classmethod
-    def of(cls, inputs: Inputs, attributes: Attributes, b: int = 0) -> Sequence:
-        own = select(inputs, slice(b, b + 1), slice(None))
-        own = {name: None if array is None else array.copy() for name, array in own.items()}
-        past = inputs["past_length"]
-        assert past is not None
-        return cls(Node(own, attributes), own, int(past[b]))
-
-    def append(self, rows: Array) -> Array:
-        """Y [S, Hq D] of ``rows`` [S, ..] appended at the length."""
-        call = self.inputs | {
-            "qkv": np.ascontiguousarray(rows[None]),
-            "past_length": np.array([self.length]),
-            "query_length": np.array([len(rows)]),
-        }
-        self.length += len(rows)
-        y: Array = self.node.run_in_place(call)[0]
-        return y
-
-    def cache_bits(self) -> list[bytes]:
-        """The bytes of the cache rows below the length."""
-        held = [self.inputs[name] for name in CACHE_NAMES]
-        return [bits(array[:, :, : self.length]) for array in held if array is not None]
-
-
-def qkv_rows(inputs: Inputs, b: int = 0) -> Array:
-    qkv = inputs["qkv"]
-    assert qkv is not None
-    rows: Array = qkv[b]
-    return rows
 
 
 def long_case(rows: int, past: list[int], **kwargs: Any) -> tuple[Inputs, Attributes]:
