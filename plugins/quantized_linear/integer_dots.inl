@@ -14,11 +14,11 @@ SPECEXPORT_INLINE I joined(const Sum* sums, int row) {
 
 // dots[t][r] = start[r] + sum over 32 inputs of weight * q[r], for kWidth outputs from lane `lane` on of each of T tiles.
 // `weights` are the 32 inputs' lines in the first tile, the next tile's are tile_bytes further; `q` holds the R rows'
-// integers, [R][kPlanes][32]. kStarts says whether there are starts at all; `ahead` is what to load for later.
+// integers, [R][kPlanes][32]. kStarts says whether there are starts at all; `ahead` is where the first tile's lines for later lie.
 #if defined(SPECEXPORT_AVX512)
 
 typedef int32_t AliasedInt __attribute__((may_alias, aligned(1)));
-constexpr int kAhead = 6144;  // bytes that loads run ahead of the arithmetic: 1 kB is too few, over 2.5 kB no matter
+constexpr int kAhead = 6400;  // bytes that loads run ahead of the arithmetic: 1 kB is too few, over 2.5 kB no matter
 
 template <int T, int R, int kBits, bool kStarts, int kPlanes>
 SPECEXPORT_INLINE void dot_group(const uint8_t* weights, int64_t tile_bytes, int, const int8_t* q, const float* starts,
@@ -36,7 +36,7 @@ SPECEXPORT_INLINE void dot_group(const uint8_t* weights, int64_t tile_bytes, int
     __m512i line[T], low[T], high[T];
     for (int t = 0; t < T; t++) {
       line[t] = _mm512_loadu_si512(weights + t * tile_bytes + 64 * j);
-      _mm_prefetch(reinterpret_cast<const char*>(ahead) + 64 * (T * j + t), _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(ahead) + t * tile_bytes + 64 * j, _MM_HINT_T0);
       low[t] = _mm512_and_si512(line[t], mask);
       high[t] = _mm512_and_si512(_mm512_srli_epi16(line[t], 4), mask);
     }
@@ -147,22 +147,27 @@ void integer_tiles(const LinearConfig& config, const uint8_t* tile, const int8_t
   const int64_t groups = config.groups(), tile_bytes = config.tile_bytes();
   const int parts = config.group_size >> 5;
   static_assert(kGroup == 32, "parts of a scale group");
+#if defined(SPECEXPORT_AVX512)
+  // Lines are wanted from all T tiles in turn, so what comes after the first tile's end is the next T tiles' first.
+  const auto later = [&](const uint8_t* at) {
+    at += kAhead / T;
+    return at < tile + tile_bytes ? at : at + (T - 1) * tile_bytes;
+  };
+#else
+  const auto later = [](const uint8_t* at) { return at; };
+#endif
   for (int lane = 0; lane < kTile; lane += kWidth) {
     F sums[T][R] = {};
     const uint8_t* weights = tile;
-    const uint8_t* ahead = tile;  // T times as fast as `weights`: the tiles follow each other in memory
-#if defined(SPECEXPORT_AVX512)
-    ahead += kAhead;
-#endif
     const int8_t* q = integers;
     const float* scales = block_scales;
     for (int64_t group = 0; group < groups;) {
       const uint8_t* line = weights;
 #if defined(SPECEXPORT_AVX512)
-      for (int t = 0; t < T; t++) _mm_prefetch(reinterpret_cast<const char*>(ahead) + 64 * t, _MM_HINT_T0);
+      for (int t = 0; t < T; t++)
+        _mm_prefetch(reinterpret_cast<const char*>(later(line)) + t * tile_bytes, _MM_HINT_T0);
 #endif
       weights += 64;
-      ahead += 64 * T;
       for (int g = 0; g < kGroupsPerLine && group < groups; g++, group++) {
         F scale[T], minimum[T];
         for (int t = 0; t < T; t++) {
@@ -171,7 +176,8 @@ void integer_tiles(const LinearConfig& config, const uint8_t* tile, const int8_t
         }
         for (int part = 0; part < parts; part++) {
           I dots[T][R];
-          dot_group<T, R, kBits, kStarts, kPlanes>(weights, tile_bytes, lane, q, scales + 2 * stride, ahead, dots);
+          dot_group<T, R, kBits, kStarts, kPlanes>(weights, tile_bytes, lane, q, scales + 2 * stride, later(weights),
+                                                   dots);
           for (int r = 0; r < R; r++) {
             for (int t = 0; t < T; t++) {
               sums[t][r] = fma(to_float(dots[t][r]), scale[t] * splat(scales[r]), sums[t][r]);
@@ -179,7 +185,6 @@ void integer_tiles(const LinearConfig& config, const uint8_t* tile, const int8_t
             }
           }
           weights += kGroupBytes;
-          ahead += kGroupBytes * T;
           q += stride * kGroup * kPlanes;
           scales += stride * 3;
         }
