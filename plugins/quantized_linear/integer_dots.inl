@@ -12,9 +12,10 @@ SPECEXPORT_INLINE I joined(const Sum* sums, int row) {
   return ((I)sums[2 * row] << 7) + (I)sums[2 * row + 1];
 }
 
-// dots[t][r] = start[r] + sum over 32 inputs of weight * q[r], for kWidth outputs from lane `lane` on of each of T tiles.
+// dots[t][r] = start[r] + sum over 32 inputs of weight * q[r], for kWidth outputs of each of T tiles, from `lane` on.
 // `weights` are the 32 inputs' lines in the first tile, the next tile's are tile_bytes further; `q` holds the R rows'
-// integers, [R][kPlanes][32]. kStarts says whether there are starts at all; `ahead` is where the first tile's lines for later lie.
+// integers, [R][kPlanes][32]. kStarts says whether there are starts at all. `ahead` is where the first tile's lines lie
+// that later groups will want.
 #if defined(SPECEXPORT_AVX512)
 
 typedef int32_t AliasedInt __attribute__((may_alias, aligned(1)));
@@ -203,7 +204,8 @@ void integer_block(const LinearConfig& config, const uint8_t* tile, int tiles, c
   // Two tiles of up to eight rows are 16 sums of integers; the float sums may then lie in memory, used once a group.
   const auto some = [&](auto rows_of) {
     constexpr int R = decltype(rows_of)::value, kPair = R * kPlanes <= 8 ? 2 : 1;
-    if (tiles == kPair) return integer_tiles<kPair, R, kBits, kMinimum, kPlanes>(config, tile, integers, scales, R, out);
+    if (tiles == kPair)
+      return integer_tiles<kPair, R, kBits, kMinimum, kPlanes>(config, tile, integers, scales, R, out);
     for (int t = 0; t < tiles; t++)
       integer_tiles<1, R, kBits, kMinimum, kPlanes>(config, tile + t * config.tile_bytes(), integers, scales, R,
                                                     out + t * kRowBlock * kTile);

@@ -49,7 +49,7 @@ SPECEXPORT_INLINE void load_tile(const float* from, int count, float* to) {
   std::memcpy(to, from, sizeof(float) * count);
 }
 
-// From a tile's sums for `count` rows from `row` on to y, columns from `column` on. `up` holds the other half when gated.
+// From a tile's sums for `count` rows from `row` on to y, columns from `column` on. When gated, `up` is the other half.
 SPECEXPORT_INLINE void finish_tile(const LinearConfig& config, const LinearTensors& tensors, int64_t row, int count,
                                    int64_t column, float* sums, const float* up) {
   const int64_t outputs = config.outputs();
