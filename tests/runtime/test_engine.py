@@ -7,18 +7,9 @@ import threading
 
 import numpy as np
 import pytest
-
-from specexport.plugins.errors import InputError
-from specexport.plugins.native.library import library_path
-
-pytest.importorskip("onnx")
-try:
-    library_path()
-except FileNotFoundError:
-    pytest.skip("the custom-op library is not built (make native)", allow_module_level=True)
-
 from tiny_bundle import CONTEXT, VOCAB, write_tiny_bundle
 
+from specexport.plugins.errors import InputError
 from specexport.runtime import load
 from specexport.runtime.cache import CapacityError
 from specexport.runtime.drafts.model import ModelDraft
